@@ -308,7 +308,8 @@ def emitter(*kinds: Any, ret: Any = None) -> Callable[[Callable[..., Any]], Any]
 
     def decorate(fn: Callable[..., Any]) -> Any:
         args = [types.intp if k is M else NUMBA[k] for k in kinds]
-        sig = (types.none if ret is None else NUMBA[ret])(*args)
+        result: Any = types.none if ret is None else NUMBA[ret]
+        sig = result(*args)
 
         def generate(context: Any, b: Any, _sig: Any, values: Any) -> Any:
             r = fn(*[M(b, v) if k is M else W(b, v) for k, v in zip(kinds, values, strict=True)])
@@ -322,7 +323,6 @@ def emitter(*kinds: Any, ret: Any = None) -> Callable[[Callable[..., Any]], Any]
         define.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_ONLY) for n in names])  # type: ignore[attr-defined]
         define.__name__, define.__qualname__, define.__module__ = fn.__name__, fn.__qualname__, fn.__module__
         define.__doc__ = fn.__doc__
-        make: Any = intrinsic
-        return make(define)
+        return intrinsic(define)
 
     return decorate
