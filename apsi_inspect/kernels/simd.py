@@ -27,11 +27,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ._jit import half_in_hardware
+from ._jit import half_in_hardware, kernel
 
 F, D, H = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 NAMES = {F: "f32", D: "f64", I8: "i8", I16: "i16", I32: "i32", I64: "i64"}
+STREAM_FROM = 2**20  # elements of float32: smaller results stay in the caches, where whoever reads them next wants them
 NUMBA = {F: types.float32, D: types.float64, I8: types.uint8, I16: types.uint16, I32: types.uint32, I64: types.uint64}
 
 
@@ -326,3 +327,21 @@ def emitter(*kinds: Any, ret: Any = None) -> Callable[[Callable[..., Any]], Any]
         return intrinsic(define)
 
     return decorate
+
+
+def stored_and_streamed(body: Callable[[M, Callable[..., None]], None]) -> tuple[Any, Any]:
+    """Two emitters (source, destination) from one body(source, put): with ordinary and with streaming stores."""
+
+    def stored(src: M, dst: M) -> None:
+        body(src, dst.store)
+
+    def streamed(src: M, dst: M) -> None:
+        body(src, dst.stream)
+
+    return emitter(M, M)(stored), emitter(M, M)(streamed)
+
+
+@kernel
+def streams(out):  # type: ignore[no-untyped-def]
+    """Whether streaming stores are allowed (they fault on an unaligned address) and pay."""
+    return out.size >= STREAM_FROM and out.ctypes.data % 64 == 0
