@@ -1,0 +1,137 @@
+"""What a container format is, and the checks that all readers share.
+
+A format is one file in this folder that ends in ``X = Format(…)``, and one name in `FORMATS` (`formats/__init__.py`).
+`sniff` looks at the first bytes only; `read` reads the header only and gives a checked `ModelFile`, or raises
+`ModelFileError`. `tests/test_formats.py` runs the same conformance suite over every format.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import ModelFileError, quote
+from ..model import Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from ..model import Columns, ModelFile
+    from ..source import ByteSource
+
+MAX_NDIM = 64  # NumPy's own limit
+
+
+class Format(NamedTuple):
+    """One container format.
+
+    Attributes
+    ----------
+    name
+        What ``open(format=…)`` and `ModelFile.format` call it.
+    extensions
+        Usual file name endings.
+    sniff
+        ``sniff(head, size)``: could these first bytes begin such a file?
+    read
+        ``read(source)``: header only.
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    sniff: Callable[[bytes, int], bool]
+    read: Callable[[ByteSource], ModelFile]
+
+
+def load_json(text: str, source_name: str, what: str, **hooks: Any) -> Any:
+    """`json.loads` that refuses NaN and Infinity, with every failure as one ModelFileError that says where."""
+    import json
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse, **hooks)
+    except RecursionError:
+        raise ModelFileError(source_name, f"{what} is nested too deeply") from None
+    except json.JSONDecodeError as exc:
+        raise ModelFileError(source_name, f"{what} is not valid JSON: {exc.msg} at character {exc.pos}") from None
+    except ValueError as exc:  # NaN, and integers of thousands of digits
+        raise ModelFileError(source_name, f"{what} is not valid JSON: {exc}") from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` that refuses duplicate keys."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {quote(twice)}")
+    return out
+
+
+def first_duplicate(names: Iterable[str]) -> str | None:
+    """The first name that stands a second time."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def plain_file_name(name: object) -> bool:
+    """True for a name that can only mean a file in the same folder (path strings inside a file are hostile)."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 255
+        and not any(c in name for c in "/\\:\0")
+        and name not in (".", "..")
+        and name.isprintable()
+    )
+
+
+def join_columns(parts: Sequence[Columns]) -> Columns:
+    """The tables of several shards as one; `files` counts the shards."""
+    from ..model import Columns
+
+    names: list[str] = []
+    encodings: list[Any] = []
+    codes: list[int] = []
+    dims: list[int] = []
+    starts: list[int] = [0]
+    offsets: list[int] = []
+    sizes: list[int] = []
+    files: list[int] = []
+    for number, part in enumerate(parts):
+        place = {}
+        for old, encoding in enumerate(part.encodings):
+            if encoding not in encodings:
+                encodings.append(encoding)
+            place[old] = encodings.index(encoding)
+        names += part.names
+        codes += [place[int(c)] for c in part.codes]
+        base = len(dims)
+        dims += map(int, part.dims)
+        starts += [base + int(s) for s in part.starts[1:]]
+        offsets += map(int, part.offsets)
+        sizes += map(int, part.sizes)
+        files += [number] * len(part.names)
+    return Columns(names, encodings, codes, dims, starts, offsets, sizes, files)
+
+
+def extension_finding(path: str, model_format: str, extensions: tuple[str, ...]) -> Finding | None:
+    """A warning where the file's name promises another format than its content is."""
+    if path.lower().endswith(extensions):
+        return None
+    import os
+
+    ending = os.path.splitext(path)[1]
+    return Finding(
+        "warning" if ending else "note",
+        "wrong-extension",
+        f"the content is {model_format}, although the name ends in {quote(ending)}"
+        if ending
+        else f"the content is {model_format}; the name has no extension",
+    )

@@ -1,0 +1,363 @@
+"""GGUF v1, v2 and v3, little- and big-endian, whole or split (`docs/formats.md`, section 2).
+
+The parser takes the limits of ggml's C loader, with exact integer arithmetic, and checks that every tensor lies inside
+the file without overlap. It builds no string of an array: a vocabulary of 256 000 tokens is skipped over, and decoded
+when it is read (`formats.gguf_metadata`). In a process that has Numba loaded, `kernels.scan` skips and splits faster.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from math import prod
+
+from ..encodings import ENCODINGS, Encoding
+from ..errors import ModelFileError, TruncatedFileError, UnsupportedFileError, quote
+from ..model import Columns, Finding, ModelFile
+from ..source import FileSource
+from .base import Format, first_duplicate, join_columns
+from .gguf_metadata import Cursor, Metadata
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..source import ByteSource
+
+# ggml's type ids (docs/formats.md, 2.8)
+TYPES: dict[int, Encoding] = {
+    i: ENCODINGS[name]
+    for i, name in enumerate(
+        "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL "
+        "IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4 Q1_0 Q2_0".split()
+    )
+    if name != "-"
+}
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+_REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+MAX_NAME = 63  # bytes; ggml's C loader refuses longer tensor names
+MAX_DIMS = 8  # ggml has 4; a few more are read, with a warning
+_SPLIT = re.compile(r"(?s)(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
+
+# general.file_type (docs/formats.md, 2.6)
+FILE_TYPES = dict(
+    enumerate(
+        "ALL_F32 F16 Q4_0 Q4_1 Q4_1_SOME_F16 Q4_2 Q4_3 Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S "
+        "Q5_K_M Q6_K IQ2_XXS IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16 "
+        "Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0".split()
+    )
+)
+
+
+def sniff(head: bytes, size: int) -> bool:
+    """The magic is the same four bytes in both byte orders."""
+    return head[:4] == b"GGUF"
+
+
+class _Part:
+    """One parsed GGUF file: what `read_one` needs to hand on."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self.source = source
+        self.findings: list[Finding] = []
+        cursor = Cursor(source)
+        if cursor.take(4, "the magic") != b"GGUF":
+            raise ModelFileError(source.name, "does not begin with GGUF", "the magic")
+        self.version, self.byte_order = self._version(cursor)
+        cursor.set_layout(self.byte_order, 4 if self.version == 1 else 8)
+        n_tensors, n_keys = cursor.length("the tensor count"), cursor.length("the key count")
+        self._check_counts(cursor, n_tensors, n_keys)
+        self.metadata = Metadata(cursor, n_keys, self.findings)
+        self.alignment = self._alignment()
+        self.infos_start = cursor.position
+        found = self._fast_scan(cursor, n_tensors) or self._infos(cursor, n_tensors)
+        self.columns, self.index = self._place(found, cursor.position)
+
+    def _version(self, cursor: Cursor) -> tuple[int, str]:
+        word = cursor.take(4, "the version")
+        little, big = int.from_bytes(word, "little"), int.from_bytes(word, "big")
+        version, order = (big, "big") if little & 0xFFFF == 0 and little else (little, "little")
+        if version not in (1, 2, 3):
+            raise UnsupportedFileError(
+                self.source.name, f"GGUF version {version}; versions 1, 2 and 3 are known", "the version"
+            )
+        return version, order
+
+    def _check_counts(self, cursor: Cursor, n_tensors: int, n_keys: int) -> None:
+        """The least that so many keys and tensors need must fit: before any loop over a declared count."""
+        word = cursor.word
+        least = n_keys * (word + 1 + 4 + 1) + n_tensors * (word + 4 + 4 + 8)
+        if least > self.source.size - cursor.position:
+            raise TruncatedFileError(
+                self.source.name,
+                f"declares {n_keys} keys and {n_tensors} tensors, more than its {self.source.size} bytes can hold",
+                "the counts",
+            )
+
+    def _alignment(self) -> int:
+        if "general.alignment" not in self.metadata:
+            return 32
+        value, kind = self.metadata["general.alignment"], self.metadata.types["general.alignment"]
+        if kind != "UINT32" or value < 1 or value & (value - 1) or value > 1 << 30:
+            raise ModelFileError(
+                self.source.name,
+                f"alignment must be a UINT32 power of two, found {kind} {quote(str(value))}",
+                "general.alignment",
+            )
+        return int(value)
+
+    def _fast_scan(self, cursor: Cursor, n: int) -> tuple[Any, ...] | None:
+        if "numba" not in sys.modules or n < 256:
+            return None
+        from ..kernels import scan
+
+        found = scan.gguf_tensor_infos(cursor.rest(), n, cursor.word, self.byte_order)
+        if found is None:
+            return None
+        names, dims, starts, types, offsets, used = found
+        cursor.seek(cursor.position + used, "the tensor table")
+        return names, dims, starts, types, offsets
+
+    def _infos(self, cursor: Cursor, n: int) -> tuple[Any, ...]:
+        """The tensor table, plainly: names, dimensions (row-major), starts, type ids, relative offsets."""
+        names: list[str] = []
+        dims: list[int] = []
+        starts, types, offsets = [0], [], []
+        for i in range(n):
+            name = self._name(cursor, i)
+            rank = cursor.u32(f"the rank of tensor {quote(name)}")
+            if rank > MAX_DIMS:
+                raise ModelFileError(
+                    self.source.name, f"has {rank} dimensions, at most {MAX_DIMS} are read", f"tensor {quote(name)}"
+                )
+            dims += reversed(cursor.lengths(rank, f"the shape of tensor {quote(name)}"))
+            type_id, offset = cursor.type_and_offset(f"the type of tensor {quote(name)}")
+            names.append(name)
+            starts.append(len(dims))
+            types.append(type_id)
+            offsets.append(offset)
+        return names, dims, starts, types, offsets
+
+    def _name(self, cursor: Cursor, i: int) -> str:
+        raw = cursor.string(f"the name of tensor {i}")
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            name = raw.decode("utf-8", "backslashreplace")
+            self.findings.append(Finding("warning", "bad-utf8", f"tensor name {quote(name)} is not UTF-8"))
+        return name
+
+    def _place(self, found: tuple[Any, ...], position: int) -> tuple[Columns, dict[str, int]]:
+        """Check types, sizes and places; make offsets absolute."""
+        names, dims, starts, types, offsets = found
+        file = self.source.name
+        index = dict(zip(names, range(len(names)), strict=True))
+        if len(index) != len(names):
+            raise ModelFileError(
+                file, "stands twice in the tensor table (duplicate)", f"tensor {quote(str(first_duplicate(names)))}"
+            )
+        used = sorted({int(t) for t in types})
+        place = {t: i for i, t in enumerate(used)}
+        for t in used:
+            if t not in TYPES:
+                self._unknown_type(names[next(i for i, x in enumerate(types) if x == t)], t)
+        codes = [place[int(t)] for t in types]
+        encodings = tuple(TYPES[t] for t in used)
+        begin = position + -position % self.alignment if names else position
+        sizes = self._sizes(names, dims, starts, codes, encodings)
+        absolute = [begin + int(o) for o in offsets]
+        columns = Columns(names, encodings, codes, dims, starts, absolute, sizes)
+        self._check_places(columns, begin)
+        self._check_names(names, starts)
+        return columns, index
+
+    def _unknown_type(self, name: str, type_id: int) -> None:
+        was = f" ({_REMOVED[type_id]}, removed from ggml)" if type_id in _REMOVED else ""
+        raise UnsupportedFileError(
+            self.source.name,
+            f"has ggml type {type_id}{was}, which is not known",
+            f"tensor {quote(name)}",
+            "a newer file than this program, or a damaged one" if not was else "make the file anew with a current tool",
+        )
+
+    def _sizes(
+        self, names: Any, dims: Any, starts: Any, codes: list[int], encodings: tuple[Encoding, ...]
+    ) -> list[int]:
+        sizes = []
+        shape_of = [(e.block_size, e.block_bytes) for e in encodings]
+        limit = self.source.size
+        starts = list(map(int, starts))
+        dims = list(map(int, dims))
+        for i, code in enumerate(codes):
+            block, nbytes = shape_of[code]
+            a, z = starts[i], starts[i + 1]
+            numel = prod(dims[a:z])
+            row = dims[z - 1] if z > a else 1
+            if row % block:
+                self._bad(names[i], f"{encodings[code].name} needs rows of a multiple of {block}, this one has {row}")
+            size = numel // block * nbytes
+            if size > limit or (z > a and max(dims[a:z]) >> 63):
+                shape = tuple(dims[a:z])
+                self._bad(
+                    names[i], f"shape {shape} of {encodings[code].name} needs {size} bytes, the file has {limit}", True
+                )
+            sizes.append(size)
+        return sizes
+
+    def _bad(self, name: str, reason: str, truncated: bool = False) -> None:
+        raise (TruncatedFileError if truncated else ModelFileError)(self.source.name, reason, f"tensor {quote(name)}")
+
+    def _check_places(self, columns: Columns, begin: int) -> None:
+        """Every tensor inside the file, none over another; gaps and another order are read with a warning."""
+        offsets, sizes, names = columns.offsets, columns.sizes, columns.names
+        packed, expected = True, begin
+        for offset, size in zip(offsets, sizes, strict=True):
+            packed = packed and offset == expected
+            expected = offset + size + -(offset + size - begin) % self.alignment
+        if not packed:
+            self._check_unpacked(columns, begin)
+        order = range(len(names)) if packed else sorted(range(len(names)), key=lambda i: offsets[i])
+        for i in reversed(order):
+            if offsets[i] + sizes[i] > self.source.size:
+                first = next(j for j in order if offsets[j] + sizes[j] > self.source.size)
+                self._bad(
+                    names[first],
+                    f"data up to byte {offsets[first] + sizes[first]} is truncated: the file ends at {self.source.size}",
+                    True,
+                )
+            if sizes[i] or packed:
+                break
+
+    def _check_unpacked(self, columns: Columns, begin: int) -> None:
+        names, offsets, sizes = columns.names, columns.offsets, columns.sizes
+        full = [i for i in sorted(range(len(names)), key=lambda i: (offsets[i], sizes[i])) if sizes[i]]
+        for i, j in zip(full, full[1:], strict=False):
+            if offsets[i] + sizes[i] > offsets[j]:
+                self._bad(names[j], f"overlaps tensor {quote(names[i])} in the data (offset {offsets[j] - begin})")
+        odd = [i for i in full if (offsets[i] - begin) % self.alignment]
+        if odd:
+            self.findings.append(
+                Finding(
+                    "warning",
+                    "misaligned",
+                    f"{len(odd)} tensors, {quote(names[odd[0]])} first, are not aligned to {self.alignment} bytes",
+                )
+            )
+        self.findings.append(
+            Finding("warning", "layout", "tensors are not packed in table order; llama.cpp will not load this file")
+        )
+
+    def _check_names(self, names: Any, starts: Any) -> None:
+        long = [n for n in names if len(n) > MAX_NAME // 4 and len(n.encode("utf-8", "surrogatepass")) > MAX_NAME]
+        if long:
+            self.findings.append(
+                Finding(
+                    "warning",
+                    "long-name",
+                    f"{len(long)} tensor names are longer than the {MAX_NAME} bytes (limit 64) that llama.cpp loads, "
+                    f"{quote(long[0])} first",
+                )
+            )
+        deep = [i for i in range(len(names)) if starts[i + 1] - starts[i] > 4]
+        if deep:
+            self.findings.append(
+                Finding(
+                    "warning",
+                    "rank",
+                    f"{len(deep)} tensors have more than the 4 dimensions that ggml knows, {quote(names[deep[0]])} first",
+                )
+            )
+
+
+def read_one(source: ByteSource) -> ModelFile:
+    """Open one GGUF file, whether or not it is a part of a split model."""
+    part = _Part(source)
+    return _model(source.name, [part], part.columns, part.index, part.findings)
+
+
+def _model(
+    path: str, parts: list[_Part], columns: Columns, index: dict[str, int] | None, findings: list[Finding]
+) -> ModelFile:
+    first = parts[0]
+    metadata: Any = first.metadata
+    if columns.names and "general.architecture" not in metadata:
+        findings = [
+            *findings,
+            Finding("warning", "no-architecture", "general.architecture is missing; llama.cpp will not load this file"),
+        ]
+    facts: dict[str, Any] = {"version": first.version, "byte order": first.byte_order, "alignment": first.alignment}
+    file_type = metadata.get("general.file_type")
+    if isinstance(file_type, int):
+        facts["file type"] = FILE_TYPES.get(file_type, str(file_type))
+    return ModelFile(
+        path,
+        "gguf",
+        columns,
+        [p.source for p in parts],
+        metadata=metadata,
+        findings=findings,
+        facts=facts,
+        index=index,
+        byte_order=first.byte_order,
+    )
+
+
+def read(source: ByteSource) -> ModelFile:
+    """Open a GGUF file; a part of a split model opens the whole model where all parts are there."""
+    part = _Part(source)
+    count = part.metadata.get("split.count")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+        return _model(source.name, [part], part.columns, part.index, part.findings)
+    number = part.metadata.get("split.no", 0)
+    named = _SPLIT.fullmatch(source.name)
+    problem = None
+    if named is None or not isinstance(source, FileSource):
+        problem = "the name is not PREFIX-00001-of-0000N.gguf, so that the other parts cannot be found"
+    else:
+        names = [f"{named[1]}-{i:05d}-of-{named[3]}.gguf" for i in range(1, count + 1)]
+        missing = [n for n in names if not os.path.isfile(n)] if count <= 99_999 else names
+        if missing:
+            shown = ", ".join(quote(os.path.basename(n)) for n in missing[:3]) + (" …" if len(missing) > 3 else "")
+            problem = f"{len(missing)} of {count} parts are missing: {shown}"
+    if problem:
+        text = f"this is part {number + 1 if isinstance(number, int) else '?'} of {count} of a split model; {problem}"
+        return _model(
+            source.name, [part], part.columns, part.index, [*part.findings, Finding("error", "incomplete", text)]
+        )
+    return _read_split(source, part, names)
+
+
+def _read_split(source: ByteSource, part: _Part, names: list[str]) -> ModelFile:
+    parts, findings = [], []
+    for name in names:
+        parts.append(part if name == source.name else _Part(FileSource(name, keep_open=False)))
+        findings += parts[-1].findings
+    source_of = parts[0].metadata
+    for i, p in enumerate(parts):
+        number = p.metadata.get("split.no")
+        if number != i:
+            raise ModelFileError(
+                p.source.name, f"split.no is {number}, {i} was expected from the name: parts are in the wrong order"
+            )
+        if p.byte_order != parts[0].byte_order:
+            raise ModelFileError(p.source.name, f"is {p.byte_order}-endian, the first part is not")
+    columns = join_columns([p.columns for p in parts])
+    twice = first_duplicate(columns.names)
+    if twice is not None:
+        raise ModelFileError(source.name, "stands in two parts of the split model", f"tensor {quote(twice)}")
+    total = source_of.get("split.tensors.count")
+    if isinstance(total, int) and total != len(columns.names):
+        findings.append(
+            Finding(
+                "warning",
+                "split-count",
+                f"split.tensors.count is {total}, the {len(parts)} parts hold {len(columns.names)} tensors",
+            )
+        )
+    if source.name != names[0]:
+        findings.append(Finding("note", "split", f"opened all {len(parts)} parts of the split model"))
+    return _model(source.name, parts, columns, None, findings)
+
+
+GGUF = Format("gguf", (".gguf",), sniff, read)

@@ -1,0 +1,1 @@
+"""Notebook views: rich output, magics, widgets."""

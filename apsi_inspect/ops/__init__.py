@@ -1,0 +1,1 @@
+"""Verbs over the nouns: open, read, stats, and what comes after."""

@@ -1,0 +1,155 @@
+"""`open`: a path to a `ModelFile`, by content, header only.
+
+The head of the file is read once and offered to every format's `sniff`; the name's ending is compared with the content
+and never trusted. A folder opens its index, or its one model file.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import ModelFileError, UnknownFormatError, ValueRefusedError, quote
+from ..formats import FORMATS, Format
+from ..formats import apsim, safetensors
+from ..formats.base import extension_finding
+from ..model import Finding
+from ..source import FileSource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model import ModelFile
+    from ..source import ByteSource
+
+_HEAD = 65_536
+_MODEL_ENDINGS = (".safetensors", ".gguf", ".apsim")
+# What a file that is no model file often turns out to be, and what to say of it.
+_STRANGERS = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
+    (b"<!DOCTYPE", "is an HTML page, probably a download that failed", "download it again"),
+    (b"<html", "is an HTML page, probably a download that failed", "download it again"),
+    (b"PK\x03\x04", "is a ZIP archive (PyTorch files are ZIP archives; they are not opened yet)", None),
+    (b"\x80\x02", "is a Python pickle (an old PyTorch file?); pickles are not opened yet", None),
+    (b"lmgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
+    (b"fmgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
+    (b"tjgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
+    (b"FUGG", "has the magic FUGG, GGUF was expected: its bytes are swapped", None),
+    (b"\x89HDF", "is an HDF5 file (Keras?), which is not supported", None),
+    (b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
+)
+
+
+def open(path: str | os.PathLike[str], format: str | None = None) -> ModelFile:
+    """Open a model file and read its header; no tensor is touched.
+
+    Parameters
+    ----------
+    path
+        A file, the index of a sharded checkpoint, any part of a split GGUF, or a folder that holds one of these.
+    format
+        Read as this format (``"safetensors"``, ``"gguf"``, ``"apsim"``) instead of finding out from the content.
+
+    Returns
+    -------
+    ModelFile
+        A Mapping from tensor names to tensors; also a context manager.
+
+    Raises
+    ------
+    OSError
+        The file is missing or unreadable.
+    ModelFileError
+        It is no model file, or a damaged one; the message names the file, the place and the reason.
+    """
+    name = os.fsdecode(os.fspath(path))
+    if os.path.isdir(name):
+        name = find_in_folder(name)
+    source = FileSource(name)
+    try:
+        model = open_source(source, format)
+    except BaseException:
+        source.close()
+        raise
+    if source not in model.sources:
+        source.close()
+    return model
+
+
+def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
+    """Open what a `ByteSource` gives."""
+    if format is not None:
+        return _named(format)(source)
+    head = source.read_at(0, min(_HEAD, source.size))
+    found = next((f for f in FORMATS if f.sniff(head, source.size)), None)
+    if found is None:
+        raise stranger(source, head)
+    model = found.read(source)
+    endings = (".safetensors",) if model.format == "safetensors" and found is not FORMATS[-1] else found.extensions
+    note = extension_finding(source.name, model.format, (*endings, ".json") if found is FORMATS[-1] else endings)
+    lone = _lone_shard(source.name, model)
+    model.findings = (*model.findings, *(f for f in (note, lone) if f is not None))
+    return model
+
+
+def _named(format: str):  # type: ignore[no-untyped-def]
+    readers = {**{f.name: f.read for f in FORMATS}, "safetensors": safetensors.read, "apsim": apsim.read}
+    if format not in readers:
+        raise ValueRefusedError(f"format {quote(str(format))} is not known; known: {', '.join(sorted(readers))}")
+    return readers[format]
+
+
+def stranger(source: ByteSource, head: bytes) -> ModelFileError:
+    """The error for a file that no format knows: say what it is where we can."""
+    if not head:
+        return UnknownFormatError(source.name, "is empty (0 bytes)")
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for magic, what, hint in _STRANGERS:
+        if start[: len(magic)].lower() == magic.lower():
+            return UnknownFormatError(source.name, f"not a safetensors, GGUF or .apsim file: it {what}", hint=hint)
+    if source.name.lower().endswith((".safetensors", ".apsim")) or (len(head) > 8 and head[8:9] == b"{"):
+        try:  # let the parser say what is wrong with the header
+            safetensors.parse_header(source)
+        except ModelFileError as exc:
+            return exc
+    return UnknownFormatError(
+        source.name, f"not a safetensors, GGUF or .apsim file: it begins with {bytes(head[:8])!r}, which is no known magic"
+    )
+
+
+def find_in_folder(folder: str) -> str:
+    """The index or the one model file of a folder.
+
+    Raises
+    ------
+    ModelFileError
+        There is none, or more than one.
+    """
+    entries = sorted(os.listdir(folder))
+    indexes = [n for n in entries if n.endswith((".safetensors.index.json", ".apsim.index.json"))]
+    files = [n for n in entries if n.lower().endswith(_MODEL_ENDINGS) and not n.startswith(".")]
+    splits = [n for n in files if n.endswith(".gguf") and "-00001-of-" in n]
+    whole = [n for n in files if not _is_numbered(n)]
+    for group in (indexes, splits + whole, files):
+        if len(group) == 1:
+            return os.path.join(folder, group[0])
+        if group:
+            shown = ", ".join(quote(n) for n in group[:5]) + (" …" if len(group) > 5 else "")
+            raise ModelFileError(folder, f"holds {len(group)} models: {shown}", hint="name one of them")
+    raise ModelFileError(folder, "is a folder without a model file or an index")
+
+
+def _is_numbered(name: str) -> bool:
+    stem, _, rest = name.rpartition("-of-")
+    return bool(stem) and rest[:5].isdigit()
+
+
+def _lone_shard(path: str, model: ModelFile) -> Finding | None:
+    """A safetensors shard that was opened by itself, by its name."""
+    name = os.path.basename(path)
+    if model.format != "safetensors" or len(model.sources) != 1 or not _is_numbered(name):
+        return None
+    stem, _, rest = name.rpartition("-of-")
+    return Finding(
+        "warning",
+        "one-shard",
+        f"by its name this is shard {quote(stem[-5:])} of {quote(rest[:5])}; open the index or the folder for the whole model",
+    )
