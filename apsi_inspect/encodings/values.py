@@ -1,4 +1,4 @@
-"""From stored bytes to values: picks the kernel, splits the blocks over threads, deals with the other byte order.
+"""From stored bytes to values: picks the kernel, hands it ranges of blocks, deals with the other byte order.
 
 Contract: the caller has checked that the bytes are there; this module checks that their number fits the shape and never
 lets a kernel see anything else (kernels check no bounds). A kernel is compiled on its first use, or loaded from Numba's
@@ -8,26 +8,24 @@ of threads. `tests/test_decode.py` and `tests/test_scaled.py` compare with indep
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ValueRefusedError
 from .base import Encoding
+from .run import aligned_empty, bytes_of, in_parallel, kernel, numpy_dtype
+from .scaled_values import decode_scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    Range = Callable[[int, int], None]
+    from .run import Buffer, Range
 
-MAX_THREADS = 8
-THREADED_FROM = 1 << 20  # elements: below, starting a thread costs more than it saves
+__all__ = ["aligned_empty", "decode", "decode_into", "decode_scaled", "numpy_dtype"]
+
 STEP = 1 << 16  # elements that pass through a scratch buffer at a time
 
 # Plain encodings to float32: the kernel in `kernels.floats`; True: it takes the table of the encoding's values.
@@ -43,51 +41,6 @@ _WIDEN = {
     "F6_E2M3": ("floats:widen8", True),
     "F6_E3M2": ("floats:widen8", True),
 }
-# .apsim formats: kernel in `kernels.scaled` by packing, and the value of a code (bits, or the name of a small float)
-_CODES: dict[str, tuple[str, int | str]] = {
-    "int8": ("none", 8),
-    "int4": ("nibble", 4),
-    "fp8": ("none", "float8_e4m3fn"),
-    "fp8_e5m2": ("none", "float8_e5m2"),
-    "fp6": ("bits6", "float6_e2m3fn"),
-    "fp6_e3m2": ("bits6", "float6_e3m2fn"),
-    "fp4": ("nibble", "float4_e2m1fn"),
-}
-_PACKED_WIDTH = {"none": (1, 1), "nibble": (2, 1), "bits6": (4, 3)}  # codes in how many bytes
-
-
-@cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy or ml_dtypes dtype of that name."""
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
-def aligned_empty(shape: Sequence[int], dtype: Any = "float32") -> NDArray[Any]:
-    """`np.empty` whose first byte stands on a cache line, which streaming stores need (NumPy promises 16 bytes)."""
-    import numpy as np
-
-    dtype = np.dtype(dtype)
-    nbytes = prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + nbytes].view(dtype).reshape(tuple(shape))
-
-
-@cache
-def kernel(spec: str) -> Callable[..., None]:
-    """The kernel named ``"module:function"``: its explicit-vector twin where there is one and the CPU is up to it."""
-    from ..kernels._jit import vectors_pay
-
-    module, name = spec.split(":")
-    if module in ("blocks", "kquants", "floats") and vectors_pay():
-        twin = getattr(import_module(f"..kernels.{module}_simd", __package__), name, None)
-        if twin is not None:
-            return twin  # type: ignore[no-any-return]
-    return getattr(import_module(f"..kernels.{module}", __package__), name)  # type: ignore[no-any-return]
-
 
 def _extra(encoding: Encoding) -> tuple[Any, ...]:
     """What a kernel takes besides bytes, result and range: the codebook of the IQ types that have one."""
@@ -96,37 +49,6 @@ def _extra(encoding: Encoding) -> tuple[Any, ...]:
     from ..kernels.iquants import CODEBOOKS, codebook
 
     return (codebook(encoding.name),) if encoding.name in CODEBOOKS else ()
-
-
-def in_parallel(run: Range, count: int, elements: int, threads: int | None) -> None:
-    """Call `run(start, stop)` over [0, count), in equal parts on several threads when `elements` make it worth while."""
-    if threads is None:
-        threads = min(os.cpu_count() or 1, MAX_THREADS) if elements >= THREADED_FROM else 1
-    threads = max(1, min(threads, count))
-    if threads == 1:
-        run(0, count)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    align = 64  # so that a part of a plain tensor begins on a cache line too
-    edges = [count * i // threads // align * align for i in range(threads)] + [count]
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(run, a, b) for a, b in zip(edges[1:-1], edges[2:], strict=True)]
-        run(edges[0], edges[1])
-        for f in others:
-            f.result()
-
-
-def _bytes_of(raw: Buffer) -> NDArray[np.uint8]:
-    """A read-only view of a buffer as bytes (read-only so that a kernel is compiled for one kind of array)."""
-    import numpy as np
-
-    view = raw.view() if isinstance(raw, np.ndarray) else np.frombuffer(raw, np.uint8)
-    if not view.flags.c_contiguous:
-        raise ValueRefusedError("the bytes of a tensor must be C-contiguous")
-    view = view.reshape(-1).view(np.uint8)
-    view.flags.writeable = False
-    return view
 
 
 def _check(encoding: Encoding, raw: NDArray[np.uint8], numel: int) -> int:
@@ -185,7 +107,7 @@ def decode_into(
     """
     import numpy as np
 
-    data = _bytes_of(raw)
+    data = bytes_of(raw)
     blocks = _check(encoding, data, out.size)
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueRefusedError("out must be a writable C-contiguous array")
@@ -245,7 +167,8 @@ def _widen(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[np.float32
     import numpy as np
 
     spec, by_table = _WIDEN[encoding.name]
-    f, extra = kernel(spec), ()
+    f = kernel(spec)
+    extra: tuple[Any, ...] = ()
     if by_table:
         from ..kernels.floats import value_table
 
@@ -292,7 +215,7 @@ def decode(
         decode_into(encoding, raw, out, threads=threads, swap=swap)
         return out
     dtype = numpy_dtype(encoding.dtype)
-    data = _bytes_of(raw)
+    data = bytes_of(raw)
     _check(encoding, data, prod(shape))
     odd_bools = encoding.kind == "bool" and bool(data.size) and int(data.max()) > 1
     if encoding.decode is None and not (swap and encoding.swap) and not odd_bools:
@@ -300,109 +223,3 @@ def decode(
     out = aligned_empty(shape, dtype)
     decode_into(encoding, data, out, threads=threads, swap=swap)
     return out
-
-
-@cache
-def _code_values(format: str) -> NDArray[np.float32]:
-    """The values of all 256 bytes as codes of an .apsim format; bits above a code's width do not count."""
-    import numpy as np
-
-    kind = _CODES[format][1]
-    if isinstance(kind, str):
-        from ..kernels.floats import value_table
-
-        return value_table(kind)
-    low = np.arange(256) & ((1 << kind) - 1)
-    table = (low - ((low >> (kind - 1)) << kind)).astype(np.float32)
-    table.flags.writeable = False
-    return table
-
-
-def decode_scaled(
-    format: str,
-    codes: Buffer,
-    scale: NDArray[np.float32] | None,
-    shape: Sequence[int],
-    axis: int | None,
-    block: int | None,
-    packing: str | None = None,
-    out: NDArray[np.float32] | None = None,
-    *,
-    threads: int | None = None,
-) -> NDArray[np.float32]:
-    """The values of an .apsim quantized tensor: the value of each code times the scale of its block, in float32.
-
-    Parameters
-    ----------
-    format
-        ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp8_e5m2"``, ``"fp6"``, ``"fp6_e3m2"``, ``"fp4"`` or ``"bf16"``.
-    codes
-        The bytes of the codes as the file holds them, rows padded as the packing says.
-    scale
-        The float32 scales; None for bf16.
-    shape, axis, block
-        Logical shape; the axis that a block runs along, None for one scale in all; elements of a block, None for the
-        whole axis.
-    packing
-        As in the file; checked against the format when given.
-    out, threads
-        As in `decode_into`.
-
-    Raises
-    ------
-    ValueRefusedError
-        Codes, scales and shape do not belong together.
-    """
-    import numpy as np
-
-    shape = tuple(shape)
-    out = aligned_empty(shape) if out is None else out
-    if out.shape != shape or out.dtype != np.float32 or not (out.flags.c_contiguous and out.flags.writeable):
-        raise ValueRefusedError(f"out must be a writable C-contiguous float32 array of shape {shape}")
-    if format == "bf16":
-        from . import ENCODINGS
-
-        decode_into(ENCODINGS["BF16"], codes, out, threads=threads)
-        return out
-    if format not in _CODES:
-        raise ValueRefusedError(f"unknown format {format!r}; known: {', '.join([*_CODES, 'bf16'])}")
-    known = _CODES[format][0]
-    if packing not in (None, known):
-        raise ValueRefusedError(f"codes of {format} are packed as {known!r}, not {packing!r}")
-    n, rows = (shape[-1], prod(shape[:-1])) if shape else (1, 1)
-    data, (per, nbytes) = _bytes_of(codes), _PACKED_WIDTH[known]
-    if data.size != rows * (-(-n // per) * nbytes):
-        raise ValueRefusedError(f"{format} codes of shape {shape} take {rows * (-(-n // per) * nbytes)} bytes, got {data.size}")
-    table, columns, layout = _scale_layout(scale, shape, axis, block)
-    if out.size:
-        f, matrix, values = kernel(f"scaled:decode_{known}"), out.reshape(rows, n), _code_values(format)
-        in_parallel(lambda a, b: f(data, matrix, a, b, values, table, columns, *layout), rows, out.size, threads)
-    return out
-
-
-def _scale_layout(
-    scale: NDArray[np.float32] | None, shape: tuple[int, ...], axis: int | None, block: int | None
-) -> tuple[NDArray[np.float32], int, tuple[int, int, int]]:
-    """The scales as a matrix, how many elements share a column, and (inner, length, along) of `scaled.scale_row`."""
-    import numpy as np
-
-    if scale is None:
-        raise ValueRefusedError("scales are missing")
-    n, rows = (shape[-1], prod(shape[:-1])) if shape else (1, 1)
-    if axis is None:
-        expected: tuple[int, ...] = ()
-        columns, layout = max(n, 1), (1, max(rows, 1), max(rows, 1))
-    else:
-        if not 0 <= axis < len(shape) or (block is not None and block < 1):
-            raise ValueRefusedError(f"no axis {axis} with blocks of {block} in shape {shape}")
-        step = max(shape[axis], 1) if block is None else block
-        expected = (*shape[:axis], -(-shape[axis] // step), *shape[axis + 1 :])
-        last = axis == len(shape) - 1
-        columns = step if last else 1
-        layout = (1, 1, 1) if last else (prod(shape[axis + 1 : -1]), shape[axis], step)
-    if scale.shape != expected or scale.dtype != np.float32:
-        raise ValueRefusedError(f"expected float32 scales of shape {expected}, got {scale.dtype} {scale.shape}")
-    matrix = np.ascontiguousarray(scale).reshape(-1, expected[-1] if expected else 1) if scale.size else scale
-    matrix = matrix.view()
-    matrix.flags.writeable = False
-    return matrix, columns, layout

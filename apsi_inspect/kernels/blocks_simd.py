@@ -7,7 +7,7 @@ written past the caches. Needs what `_jit.vectors_pay` asks for. `tests/test_dec
 from __future__ import annotations
 
 from ._jit import kernel
-from .simd import I8, I16, I32, F, M, W, stored_and_streamed, streams
+from .simd import I8, I16, I32, F, M, Put, W, stored_and_streamed, streams
 
 
 def _nibbles(q: W) -> W:
@@ -15,11 +15,11 @@ def _nibbles(q: W) -> W:
     return (q & 15).cat(q >> 4)
 
 
-def _q4_0(src: M, put) -> None:
+def _q4_0(src: M, put: Put) -> None:
     put((_nibbles(src.load(I8, 16, 2)) - 8).sitofp(F) * src.half().splat(32))
 
 
-def _q4_1(src: M, put) -> None:
+def _q4_1(src: M, put: Put) -> None:
     put(_nibbles(src.load(I8, 16, 4)).uitofp(F) * src.half().splat(32) + src.half(2).splat(32))
 
 
@@ -29,26 +29,26 @@ def _fifth_bits(h: W) -> W:
     return ((v & 1) << 4).trunc(I8)
 
 
-def _q5_0(src: M, put) -> None:
+def _q5_0(src: M, put: Put) -> None:
     q = _nibbles(src.load(I8, 16, 6)) | _fifth_bits(src.load(I32, off=2))
     put((q - 16).sitofp(F) * src.half().splat(32))
 
 
-def _q5_1(src: M, put) -> None:
+def _q5_1(src: M, put: Put) -> None:
     q = _nibbles(src.load(I8, 16, 8)) | _fifth_bits(src.load(I32, off=4))
     put(q.uitofp(F) * src.half().splat(32) + src.half(2).splat(32))
 
 
-def _q8_0(src: M, put) -> None:
+def _q8_0(src: M, put: Put) -> None:
     src.prefetch(4096)
     put(src.load(I8, 32, 2).sitofp(F) * src.half().splat(32))
 
 
-def _q8_1(src: M, put) -> None:
+def _q8_1(src: M, put: Put) -> None:
     put(src.load(I8, 32, 4).sitofp(F) * src.half().splat(32))
 
 
-def _tq2_0(src: M, put) -> None:
+def _tq2_0(src: M, put: Put) -> None:
     d = src.half(64).splat(32)
     for h in range(2):
         q = src.load(I8, 32, 32 * h)
@@ -61,7 +61,7 @@ def _trits(q: W, power: int) -> W:
     return ((((q * power).zext(I16) * 3) >> 8) - 1).sitofp(F)
 
 
-def _tq1_0(src: M, put) -> None:
+def _tq1_0(src: M, put: Put) -> None:
     d = src.half(52).splat(16)
     a, b, c = src.load(I8, 16), src.load(I8, 16, 16), src.load(I8, 16, 32)
     for n in range(5):
@@ -80,13 +80,13 @@ def _e2m1_doubled(q: W) -> W:
     return ((v ^ minus) - minus).sitofp(F)
 
 
-def _mxfp4(src: M, put) -> None:
+def _mxfp4(src: M, put: Put) -> None:
     e = src.load(I8).zext(I32)
     d = e.lt(2).sel(e.like(0x00200000) << (e & 1), (e - 1) << 23).bits(F)
     put(_e2m1_doubled(_nibbles(src.load(I8, 16, 1))) * d.splat(32))
 
 
-def _nvfp4(src: M, put) -> None:
+def _nvfp4(src: M, put: Put) -> None:
     s = src.load(I8, 4).zext(I32)
     v = (((s & 0x7F) << 20).bits(F) * 2.0**119).bits(I32)  # E4M3 in place, rebiased by 120, halved
     d = s.eq(0x7F).sel(s.like(0), v).bits(F)

@@ -91,6 +91,9 @@ def widen8(raw, out, b0, b1, table):
         out[i] = table[raw[i]]
 
 
+widen_e4m3 = widen_e5m2 = widen8  # `floats_simd` has their own
+
+
 @kernel
 def unpack_nibbles(raw, out, b0, b1):
     """Two codes a byte, the first in the low bits."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 from ._jit import kernel
 from .bits import half_at, u16_at, unbits
 from .floats import U32
-from .simd import I8, I16, I32, F, M, W, stored_and_streamed, streams
+from .simd import I8, I16, I32, F, M, Put, W, stored_and_streamed, streams
 
 LANES = 32
 
 
-def _f16(src: M, put) -> None:
+def _f16(src: M, put: Put) -> None:
     put(src.load(I16, LANES).half_to_float())
 
 
-def _bf16(src: M, put) -> None:
+def _bf16(src: M, put: Put) -> None:
     put((src.load(I16, LANES).zext(I32) << 16).bits(F))
 
 
@@ -31,11 +31,11 @@ def _e4m3_values(c: W) -> W:
     return (v | ((u & 0x80) << 24)).bits(F)
 
 
-def _e4m3(src: M, put) -> None:
+def _e4m3(src: M, put: Put) -> None:
     put(_e4m3_values(src.load(I8, LANES)))
 
 
-def _e5m2(src: M, put) -> None:
+def _e5m2(src: M, put: Put) -> None:
     """E5M2 is the upper byte of a half."""
     put((src.load(I8, LANES).zext(I16) << 8).half_to_float())
 

@@ -7,7 +7,7 @@ compares the two.
 from __future__ import annotations
 
 from ._jit import kernel
-from .simd import I8, F, M, W, stored_and_streamed, streams
+from .simd import I8, F, M, Put, W, stored_and_streamed, streams
 
 
 def _halves(v: W, j: int) -> W:
@@ -15,7 +15,7 @@ def _halves(v: W, j: int) -> W:
     return v.pick([j] * 16 + [j + 1] * 16)
 
 
-def _q2_k(src: M, put) -> None:
+def _q2_k(src: M, put: Put) -> None:
     s = src.load(I8, 16)
     dl = src.half(80).splat(16) * (s & 15).uitofp(F)
     ml = src.half(82).splat(16) * (s >> 4).uitofp(F)
@@ -26,7 +26,7 @@ def _q2_k(src: M, put) -> None:
             put(_halves(dl, j) * ((q >> (2 * k)) & 3).uitofp(F) - _halves(ml, j), 64 * j)
 
 
-def _q3_k(src: M, put) -> None:
+def _q3_k(src: M, put: Put) -> None:
     s, high = src.load(I8, 8, 96), src.load(I8, 4, 104).pick([0, 1, 2, 3] * 4)
     low = (s & 15).cat(s >> 4)
     high = (high >> high.vector(2 * (j // 4) for j in range(16))) & 3
@@ -48,7 +48,7 @@ def _scales_mins(src: M) -> tuple[W, W]:
     return src.half(0).splat(8) * sc.uitofp(F), src.half(2).splat(8) * mn.uitofp(F)
 
 
-def _q4_k(src: M, put) -> None:
+def _q4_k(src: M, put: Put) -> None:
     dl, ml = _scales_mins(src)
     for j in range(8):
         q = src.load(I8, 32, 16 + 32 * (j // 2))
@@ -56,7 +56,7 @@ def _q4_k(src: M, put) -> None:
         put(dl.pick([j] * 32) * q.uitofp(F) - ml.pick([j] * 32), 128 * j)
 
 
-def _q5_k(src: M, put) -> None:
+def _q5_k(src: M, put: Put) -> None:
     dl, ml = _scales_mins(src)
     qh = src.load(I8, 32, 16)
     for j in range(8):
@@ -66,7 +66,7 @@ def _q5_k(src: M, put) -> None:
         put(dl.pick([j] * 32) * q.uitofp(F) - ml.pick([j] * 32), 128 * j)
 
 
-def _q6_k(src: M, put) -> None:
+def _q6_k(src: M, put: Put) -> None:
     dl = src.half(208).splat(16) * src.load(I8, 16, 192).sitofp(F)
     for h in range(2):
         a, b = src.load(I8, 32, 64 * h), src.load(I8, 32, 64 * h + 32)
@@ -76,7 +76,7 @@ def _q6_k(src: M, put) -> None:
             put(_halves(dl, 8 * h + 2 * k) * q.sitofp(F), 512 * h + 128 * k)
 
 
-def _q8_k(src: M, put) -> None:
+def _q8_k(src: M, put: Put) -> None:
     d = src.load(F).splat(32)
     for k in range(8):
         put(src.load(I8, 32, 4 + 32 * k).sitofp(F) * d, 128 * k)

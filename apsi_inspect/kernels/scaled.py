@@ -1,9 +1,10 @@
 """The quantized tensors of .apsim: codes of a row to values by a table, times the scale of their block, in float32.
 
-Contract: `decode_x(codes, out, r0, r1, table, scale, scale_row, block)` decodes rows [r0, r1) of the logical array seen
-as a matrix over its last axis. `codes` is uint8 (rows of packed codes, padded as the format says), `out` float32
-(rows, n), `table` the values of all codes. `scale` is a float32 matrix; row r uses `scale[scale_row[r]]`, where element
-j uses column `j // block`: block = n for one scale a row (or one in all), 1 where the scales run along the row.
+Contract: `decode_x(codes, out, r0, r1, table, scale, block, inner, length, along)` decodes rows [r0, r1) of the logical
+array seen as a matrix over its last axis. `codes` is uint8 (rows of packed codes, padded as the format says), `out`
+float32 (rows, n), `table` the values of all codes, `scale` a float32 matrix. Element j of a row uses column
+`j // block` (block = 1: a scale an element). Row r uses the row `scale_row(r, inner, length, along)` of the scales: the
+blocked axis has `length` positions of `inner` rows each, and `along` positions share their scales.
 `tests/test_scaled.py` compares with files of another implementation and `tests/naive.py`.
 """
 
@@ -14,6 +15,13 @@ import numpy as np
 from ._jit import kernel
 
 U8 = np.uint8
+
+
+@kernel
+def scale_row(r, inner, length, along):
+    """The row of scales of a row of values."""
+    outer, position = r // (inner * length), r // inner % length
+    return (outer * ((length + along - 1) // along) + position // along) * inner + r % inner
 
 
 @kernel
@@ -32,18 +40,18 @@ def apply_scale(y, s, block):
 
 
 @kernel
-def decode_none(codes, out, r0, r1, table, scale, scale_row, block):
+def decode_none(codes, out, r0, r1, table, scale, block, inner, length, along):
     """One code a byte."""
     n = out.shape[1]
     for r in range(r0, r1):
         c, y = codes[r * n : (r + 1) * n], out[r]
         for j in range(n):
             y[j] = table[c[j]]
-        apply_scale(y, scale[scale_row[r]], block)
+        apply_scale(y, scale[scale_row(r, inner, length, along)], block)
 
 
 @kernel
-def decode_nibble(codes, out, r0, r1, table, scale, scale_row, block):
+def decode_nibble(codes, out, r0, r1, table, scale, block, inner, length, along):
     """Two codes a byte, the first in the low bits; a row of odd length ends with an unused nibble."""
     n = out.shape[1]
     width = (n + 1) // 2
@@ -54,11 +62,11 @@ def decode_nibble(codes, out, r0, r1, table, scale, scale_row, block):
             y[2 * k + 1] = table[c[k] >> U8(4)]
         if n % 2:
             y[n - 1] = table[c[width - 1] & U8(15)]
-        apply_scale(y, scale[scale_row[r]], block)
+        apply_scale(y, scale[scale_row(r, inner, length, along)], block)
 
 
 @kernel
-def decode_bits6(codes, out, r0, r1, table, scale, scale_row, block):
+def decode_bits6(codes, out, r0, r1, table, scale, block, inner, length, along):
     """Four codes in three bytes, a little-endian stream of bits; rows are padded to a multiple of four codes."""
     n = out.shape[1]
     width = (n + 3) // 4 * 3
@@ -74,4 +82,4 @@ def decode_bits6(codes, out, r0, r1, table, scale, scale_row, block):
             k = j * 6 // 8
             two = np.uint32(c[k]) | np.uint32(np.uint32(c[k + 1]) << np.uint32(8)) if k + 1 < width else np.uint32(c[k])
             y[j] = table[(two >> np.uint32(j * 6 % 8)) & np.uint32(63)]
-        apply_scale(y, scale[scale_row[r]], block)
+        apply_scale(y, scale[scale_row(r, inner, length, along)], block)

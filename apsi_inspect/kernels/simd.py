@@ -329,7 +329,10 @@ def emitter(*kinds: Any, ret: Any = None) -> Callable[[Callable[..., Any]], Any]
     return decorate
 
 
-def stored_and_streamed(body: Callable[[M, Callable[..., None]], None]) -> tuple[Any, Any]:
+Put = Callable[..., None]  # M.store or M.stream: (value, offset = 0)
+
+
+def stored_and_streamed(body: Callable[[M, Put], None]) -> tuple[Any, Any]:
     """Two emitters (source, destination) from one body(source, put): with ordinary and with streaming stores."""
 
     def stored(src: M, dst: M) -> None:
@@ -342,6 +345,6 @@ def stored_and_streamed(body: Callable[[M, Callable[..., None]], None]) -> tuple
 
 
 @kernel
-def streams(out):  # type: ignore[no-untyped-def]
+def streams(out):
     """Whether streaming stores are allowed (they fault on an unaligned address) and pay."""
     return out.size >= STREAM_FROM and out.ctypes.data % 64 == 0
