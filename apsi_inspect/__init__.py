@@ -1,1 +1,57 @@
+"""apsi_inspect: open, look at, verify, measure, quantize, convert and sign model weight files.
+
+``import apsi_inspect as ai``, then ``ai.open("model.gguf")``. In a notebook: ``%load_ext apsi_inspect``,
+``%apsi_info model.gguf``. Names are loaded on use, so that the import is fast.
+"""
+
+from __future__ import annotations
+
 __version__ = "0.1.0"
+
+# public name -> module that has it; `__init__.pyi` says the same to type checkers, a test compares the two
+_PUBLIC = {
+    "ApsiError": ".errors",
+    "Finding": ".model",
+    "MissingPackageError": ".errors",
+    "ModelFile": ".model",
+    "ModelFileError": ".errors",
+    "Tensor": ".model",
+    "TensorNotFoundError": ".errors",
+    "TensorTable": ".table",
+    "TruncatedFileError": ".errors",
+    "Unit": ".units",
+    "UnknownFormatError": ".errors",
+    "UnsupportedFileError": ".errors",
+    "ValueRefusedError": ".errors",
+    "gguf_info": ".ops.info",
+    "model_info": ".ops.info",
+    "open": ".ops.open",
+    "record": ".tree",
+    "safetensors_info": ".ops.info",
+    "samples": ".samples",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> object:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = import_module(module, __name__)
+    value = found if module == f".{name}" else getattr(found, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(ipython: object) -> None:
+    """``%load_ext apsi_inspect``."""
+    from .notebook.magics import load_ipython_extension as load
+
+    load(ipython)

@@ -172,7 +172,7 @@ class Tensor(display.TensorDisplay):
         """NumPy (or ml_dtypes) dtype in which the values come."""
         from .encodings.values import numpy_dtype
 
-        return numpy_dtype(self.info.encoding)
+        return numpy_dtype(self.info.encoding.dtype)
 
     def raw(self) -> memoryview:
         """The stored bytes (of a quantized .apsim tensor: its codes) as a read-only view."""

@@ -1,0 +1,197 @@
+"""Values of a tensor: whole, a part, or streamed; what `Tensor` calls upward (`display.py`).
+
+A part is cut out of the stored blocks first, and only those are decoded. `tests/test_read.py` compares every form with
+the whole tensor, and that with independent readers.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ..encodings.values import decode, decode_scaled
+from ..errors import visible
+from ..listing import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..model import Tensor
+    from .stats import TensorStats
+
+STREAM = 1 << 20  # elements of a chunk when a tensor is streamed
+
+
+def _swapped(tensor: Tensor) -> bool:
+    return tensor.byte_order != sys.byteorder
+
+
+def _scales(tensor: Tensor) -> NDArray[np.float32] | None:
+    import numpy as np
+
+    q = tensor.qparams
+    if q is None or q.scale_shape is None:
+        return None
+    raw = np.frombuffer(tensor.source.view(q.scale_offset, q.scale_nbytes), "<f4")
+    return raw.astype(np.float32, copy=False).reshape(q.scale_shape)
+
+
+def read_tensor(tensor: Tensor, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """All values: a read-only view of the file where the bytes are the values, else a new array (or `out`)."""
+    q = tensor.qparams
+    if q is not None:
+        return decode_scaled(
+            tensor.encoding, tensor.raw(), _scales(tensor), tensor.shape, q.axis, q.block, q.packing, out
+        )
+    return decode(tensor.info.encoding, tensor.raw(), tensor.shape, out=out, swap=_swapped(tensor))
+
+
+def read_part(tensor: Tensor, key: Any) -> NDArray[Any]:
+    """``tensor[key]`` for integers, slices and an ellipsis (anything NumPy takes is applied after the cut).
+
+    Raises
+    ------
+    IndexError
+        As NumPy does.
+    """
+    key = key if isinstance(key, tuple) else (key,)
+    if tensor.qparams is not None or not tensor.info.encoding.is_block:
+        return _plain_part(tensor, key)
+    bounds = _bounds(tensor.shape, key)
+    if bounds is None:
+        return _index(read_tensor(tensor), key)
+    spans, rest = bounds
+    return _index(_block_box(tensor, spans), rest)
+
+
+def _index(values: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
+    picked: NDArray[Any] = values[key]
+    return picked
+
+
+def _plain_part(tensor: Tensor, key: tuple[Any, ...]) -> NDArray[Any]:
+    """Whole-byte values are indexed in place; packed ones and quantized tensors are decoded by rows first."""
+    if tensor.qparams is None and tensor.info.encoding.decode is None:
+        return _index(read_tensor(tensor), key)
+    bounds = _bounds(tensor.shape, key)
+    rows = _rows_of(tensor)
+    if bounds is None or rows is None:
+        return _index(read_tensor(tensor), key)
+    (lo, hi), rest = bounds[0][0], (bounds[1][0], *_ellipsis(key, tensor.ndim)[1:])
+    return _index(rows(lo, hi), rest)
+
+
+def _rows_of(tensor: Tensor) -> Any:
+    """A function that decodes rows [lo, hi) of the first axis, where rows are whole bytes; else None."""
+    if tensor.ndim < 2 or not tensor.numel:
+        return None
+    inner, raw, q = prod(tensor.shape[1:]), tensor.raw(), tensor.qparams
+    nbytes = len(raw) // tensor.shape[0]
+    if q is None:
+        if tensor.info.encoding.nbytes(inner) is None:
+            return None
+        return lambda lo, hi: decode(
+            tensor.info.encoding, raw[lo * nbytes : hi * nbytes], (hi - lo, *tensor.shape[1:]), swap=_swapped(tensor)
+        )
+    if q.axis == 0 or tensor.ndim < 2:
+        return None
+    scale = _scales(tensor)
+    return lambda lo, hi: decode_scaled(
+        tensor.encoding,
+        raw[lo * nbytes : hi * nbytes],
+        scale if scale is None or not q.scale_shape else scale[lo:hi],
+        (hi - lo, *tensor.shape[1:]),
+        q.axis,
+        q.block,
+        q.packing,
+    )
+
+
+def _ellipsis(key: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """The key with its ellipsis written out, one entry an axis."""
+    at = next((i for i, k in enumerate(key) if k is Ellipsis), None)
+    head, tail = (key, ()) if at is None else (key[:at], key[at + 1 :])
+    return (*head, *[slice(None)] * (ndim - len(head) - len(tail)), *tail)
+
+
+def _bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[tuple[int, int]], tuple[Any, ...]] | None:
+    """The box of elements that a basic key touches, and the key relative to it; None for any other key."""
+    if not shape or sum(k is Ellipsis for k in key) > 1:
+        return None
+    basic = all(k is Ellipsis or isinstance(k, slice) or (hasattr(k, "__index__") and type(k) is not bool) for k in key)
+    if not basic or len(key) - (Ellipsis in [k for k in key if k is Ellipsis]) > len(shape):
+        return None
+    spans: list[tuple[int, int]] = []
+    rest: list[Any] = []
+    for k, n in zip(_ellipsis(key, len(shape)), shape, strict=True):
+        if isinstance(k, slice):
+            picked = range(n)[k]
+            lo, hi = (min(picked), max(picked) + 1) if len(picked) else (0, 0)
+            spans.append((lo, hi))
+            stop = picked.stop - lo
+            rest.append(slice(picked.start - lo, stop if stop >= 0 else None, picked.step) if len(picked) else slice(0))
+        else:
+            i = k.__index__()
+            if not -n <= i < n:
+                return None  # NumPy raises the IndexError, on the whole shape
+            spans.append((i % n, i % n + 1))
+            rest.append(0)
+    return spans, tuple(rest)
+
+
+def _block_box(tensor: Tensor, spans: list[tuple[int, int]]) -> NDArray[Any]:
+    """Decode the blocks that a box touches; blocks run along the last axis."""
+    import numpy as np
+
+    encoding = tensor.info.encoding
+    *outer, (lo, hi) = spans
+    size, per_row = encoding.block_size, tensor.shape[-1] // encoding.block_size
+    first, last = lo // size, -(-hi // size)
+    blocks = np.frombuffer(tensor.raw(), np.uint8).reshape(*tensor.shape[:-1], per_row, encoding.block_bytes)
+    cut = blocks[(*(slice(a, z) for a, z in outer), slice(first, last))]
+    shape = (*cut.shape[:-2], (last - first) * size)
+    values = decode(encoding, memoryview(np.ascontiguousarray(cut).reshape(-1)), shape, swap=_swapped(tensor))
+    return values[..., lo - first * size : hi - first * size]
+
+
+def stream(tensor: Tensor, chunk: int = STREAM) -> Iterator[NDArray[Any]]:
+    """The values in flat pieces of about `chunk` elements, in order; memory stays bounded by a piece."""
+    encoding, n = tensor.info.encoding, tensor.numel
+    if tensor.qparams is not None:
+        yield from _stream_rows(tensor, chunk)
+        return
+    raw = tensor.raw()
+    step = max(1, chunk // encoding.block_size) * encoding.block_size
+    for i in range(0, n, step):
+        count = min(step, n - i)
+        a, nbytes = i // encoding.block_size * encoding.block_bytes, encoding.nbytes(count)
+        assert nbytes is not None  # the reader has checked that the tensor fills whole blocks
+        yield decode(encoding, raw[a : a + nbytes], (count,), swap=_swapped(tensor))
+
+
+def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
+    rows = _rows_of(tensor)
+    if rows is None:
+        yield read_tensor(tensor).reshape(-1)
+        return
+    step = max(1, chunk // max(1, prod(tensor.shape[1:])))
+    for i in range(0, tensor.shape[0], step):
+        yield rows(i, min(i + step, tensor.shape[0])).reshape(-1)
+
+
+def tensor_stats(tensor: Tensor) -> TensorStats:
+    """Statistics of the values, streamed."""
+    from .stats import compute_stats
+
+    return compute_stats(stream(tensor))
+
+
+def tensor_repr(tensor: Tensor) -> str:
+    """One line of what the header says; values are not touched."""
+    unit = f" [{tensor.unit}]" if tensor.unit is not None else ""
+    shape = " × ".join(map(str, tensor.shape)) or "scalar"
+    return f"<Tensor {visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}>"
