@@ -1,0 +1,73 @@
+"""`apsi model info PATH…`: what is in model files, from their headers."""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import ApsiError, visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_parser(verbs: Any) -> None:
+    """Register the verb."""
+    p = verbs.add_parser(
+        "info",
+        help="what is in a model file: tensors, types, metadata (headers only)",
+        description="Show what is in model files. Only headers are read, whatever the size. "
+        "PATH is a .safetensors, .gguf or .apsim file, an index (*.index.json) or a folder.",
+    )
+    p.add_argument("paths", nargs="+", metavar="PATH")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list where there are several PATHs)")
+    p.add_argument("--tensors", metavar="GLOB", help="list only tensors whose name matches, e.g. 'blk.0.*'")
+    p.add_argument("--sort", metavar="COLUMN", help="order by a column (name, nbytes, numel, bpw …; -nbytes descending)")
+    p.add_argument("--metadata", action="store_true", help="show all metadata, untruncated in number")
+    p.add_argument("--tree", action="store_true", help="show the tree of names, repeated blocks folded")
+    p.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts of each file; 3 where any could not be read."""
+    documents: list[Any] = []
+    failed = False
+    for path in args.paths:
+        try:
+            documents.append(_one(path, args, first=not documents))
+        except (ApsiError, OSError) as exc:
+            sys.stdout.flush()
+            print(f"apsi: {_say(path, exc)}", file=sys.stderr)
+            failed = True
+    if args.json and documents:
+        import json
+
+        document = documents if len(args.paths) > 1 else documents[0]
+        print(json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False))
+    return 3 if failed else 0
+
+
+def _say(path: str, exc: ApsiError | OSError) -> str:
+    if isinstance(exc, OSError) and exc.strerror and not isinstance(exc, ApsiError):
+        return f"{visible(path)}: {exc.strerror}"
+    return str(exc)
+
+
+def _one(path: str, args: argparse.Namespace, first: bool) -> Any:
+    from ..ops.open import open as open_model
+
+    with open_model(path) as model:
+        if args.json:
+            from ..ops.info import info_of
+
+            return info_of(model, args.tensors, args.sort)
+        from ..notebook.render import model_parts
+        from ..parts import to_text
+        from .terminal import colour, width
+
+        text = to_text(
+            model_parts(model, args.tensors, args.sort, args.metadata, args.tree), width=width(), color=colour(sys.stdout)
+        )
+        print(text if first else "\n" + text)
+        return True

@@ -1,0 +1,258 @@
+"""`TensorTable`: the tensors of a model as a pandas frame, wrapped (not subclassed).
+
+Columns and dtypes of `.frame` are a contract (`SCHEMA`; `tests/test_table.py` enforces it). The frame of 100 000 tensors
+is built from whole columns; a shape is one shared tuple for all tensors that have it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from .display import Displayable
+from .errors import ValueRefusedError, quote
+from .listing import Share, block_of, companions, glob, natural_key, packing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from .model import ModelFile
+
+# column -> dtype; `axis` and `block` are -1 where there is none (axis) or where one block is the whole axis (block 0)
+SCHEMA: dict[str, str] = {
+    "name": "object",
+    "encoding": "category",
+    "shape": "object",
+    "ndim": "int64",
+    "numel": "int64",
+    "nbytes": "int64",
+    "bpw": "float64",
+    "offset": "int64",
+    "file": "category",
+    "unit": "object",
+    "axis": "int64",
+    "block": "int64",
+    "parameters": "int64",
+}
+
+
+class TensorTable(Displayable):
+    """The tensors of one model, a row each.
+
+    Attributes
+    ----------
+    frame
+        The pandas DataFrame, in file order, with the columns of `SCHEMA`:
+
+        =============  ====================================================================================
+        ``name``       tensor name
+        ``encoding``   the container's word (``F32``, ``Q4_K``, ``int4``); a categorical
+        ``shape``      row-major shape, a tuple
+        ``ndim``       number of dimensions
+        ``numel``      elements
+        ``nbytes``     stored bytes
+        ``bpw``        stored bits per element; NaN for an empty tensor
+        ``offset``     absolute byte position in its file
+        ``file``       base name of the file (shard); a categorical
+        ``unit``       physical unit, or ""
+        ``axis``       quantized tensors: the axis that scales run along; -1: none
+        ``block``      quantized tensors: block length; 0: the whole axis; -1: none
+        ``parameters`` logical parameters: packed weights count as weights, companions and tied copies as 0
+        =============  ====================================================================================
+    """
+
+    def __init__(self, frame: pd.DataFrame, title: str = "tensors") -> None:
+        self.frame, self.title = frame, title
+
+    @classmethod
+    def of(cls, model: ModelFile) -> TensorTable:
+        """The table of an opened model."""
+        return cls(_frame(model), os.path.basename(model.path))
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.frame["name"])
+
+    def __repr__(self) -> str:
+        n, parameters, nbytes = len(self), self.parameters, self.nbytes
+        return f"<TensorTable {quote(self.title)}: {n} tensors, {parameters} parameters, {nbytes} bytes>"
+
+    @property
+    def parameters(self) -> int:
+        """Logical parameters of all rows."""
+        return int(self.frame["parameters"].sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all rows."""
+        return int(self.frame["nbytes"].sum())
+
+    def filter(
+        self, pattern: str | None = None, *, regex: str | None = None, encoding: str | Sequence[str] | None = None
+    ) -> TensorTable:
+        """The rows whose name matches a glob and a regular expression, and whose encoding is one of those given.
+
+        Raises
+        ------
+        ValueRefusedError
+            The regular expression is none.
+        """
+        keep = np.ones(len(self.frame), bool)
+        if pattern is not None:
+            match = glob(pattern)
+            keep &= np.fromiter((match(n) is not None for n in self.frame["name"]), bool, len(self.frame))
+        if regex is not None:
+            import re
+
+            try:
+                search = re.compile(regex).search
+            except re.error as exc:
+                raise ValueRefusedError(f"{quote(regex)} is no regular expression: {exc}") from None
+            keep &= np.fromiter((search(n) is not None for n in self.frame["name"]), bool, len(self.frame))
+        if encoding is not None:
+            keep &= self.frame["encoding"].isin([encoding] if isinstance(encoding, str) else list(encoding)).to_numpy()
+        return TensorTable(self.frame[keep], self.title)
+
+    def sort(self, by: str = "name", *, descending: bool = False) -> TensorTable:
+        """Rows in the order of a column; names in natural order (``blk.2`` before ``blk.10``).
+
+        Raises
+        ------
+        ValueRefusedError
+            No such column.
+        """
+        if by not in self.frame.columns:
+            raise ValueRefusedError(f"no column {quote(by)}; columns: {', '.join(self.frame.columns)}")
+        if by == "name":
+            names = list(self.frame["name"])
+            order = sorted(range(len(names)), key=lambda i: natural_key(names[i]), reverse=descending)
+            return TensorTable(self.frame.iloc[order], self.title)
+        return TensorTable(self.frame.sort_values(by, ascending=not descending, kind="stable"), self.title)
+
+    def by_block(self) -> pd.DataFrame:
+        """Tensors, parameters and bytes per layer or block (``blk.0``, ``model.layers.3``), in natural order."""
+        blocks = self.frame["name"].map(block_of)
+        sums = self.frame.groupby(blocks.to_numpy(), sort=False).agg(
+            tensors=("name", "size"), parameters=("parameters", "sum"), nbytes=("nbytes", "sum")
+        )
+        sums.index.name = "block"
+        return sums.loc[sorted(sums.index, key=natural_key)]
+
+    def by_encoding(self) -> pd.DataFrame:
+        """Tensors, parameters and bytes per encoding, the largest first."""
+        groups = self.frame.groupby("encoding", observed=True, sort=False)
+        sums = groups.agg(tensors=("name", "size"), parameters=("parameters", "sum"), nbytes=("nbytes", "sum"))
+        return sums.sort_values("nbytes", ascending=False, kind="stable")
+
+    def _parts(self) -> Any:
+        from .notebook.render import table_parts
+
+        return table_parts(self)
+
+    def shares(self) -> list[Share]:
+        """`by_encoding` as plain rows."""
+        sums = self.by_encoding()
+        return [
+            Share(str(label), int(t), int(p), int(b))
+            for label, t, p, b in zip(sums.index, sums["tensors"], sums["parameters"], sums["nbytes"], strict=True)
+        ]
+
+
+def _frame(model: ModelFile) -> pd.DataFrame:
+    c = model.columns
+    n = len(c.names)
+    starts = np.asarray(c.starts, np.int64)
+    ndim = np.diff(starts)
+    shapes, numel = _shapes(c.dims, starts, n)
+    nbytes = np.asarray(c.sizes, np.int64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bpw = np.where(numel > 0, 8 * nbytes / numel, np.nan)
+    axis, block = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    for name, q in model.qparams.items():
+        i = model.index[name]
+        axis[i], block[i] = -1 if q.axis is None else q.axis, -1 if q.axis is None else q.block or 0
+    files = np.zeros(n, np.int64) if c.files is None else np.asarray(c.files, np.int64)
+    columns = {
+        "name": np.array(c.names, object) if n else np.empty(0, object),
+        "encoding": pd.Categorical.from_codes(np.asarray(c.codes, np.int64), [e.name for e in c.encodings]),
+        "shape": shapes,
+        "ndim": ndim,
+        "numel": numel,
+        "nbytes": nbytes,
+        "bpw": bpw,
+        "offset": np.asarray(c.offsets, np.int64),
+        "file": _file_names(model, files),
+        "unit": _units(model, n),
+        "axis": axis,
+        "block": block,
+        "parameters": _parameters(model, numel, files, nbytes),
+    }
+    return pd.DataFrame({k: pd.Series(v, dtype=_dtype(k), copy=False) for k, v in columns.items()}, copy=False)
+
+
+def _dtype(column: str) -> Any:
+    """Strings stay plain objects whatever pandas' default for text is."""
+    return object if SCHEMA[column] == "object" else None
+
+
+def _shapes(dims: Sequence[int], starts: NDArray[np.int64], n: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """One shared tuple per distinct shape, and the number of elements, per tensor."""
+    shapes: NDArray[Any] = np.empty(n, object)
+    numel: NDArray[np.int64] = np.ones(n, np.int64)
+    flat = list(map(int, dims))
+    known: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+    begin = 0
+    for i, end in enumerate(starts[1:].tolist()):
+        shape = tuple(flat[begin:end])
+        begin = end
+        found = known.get(shape)
+        if found is None:
+            size = 1
+            for d in shape:
+                size *= d
+            found = known.setdefault(shape, (shape, size))
+        shapes[i], numel[i] = found
+    return shapes, numel
+
+
+def _file_names(model: ModelFile, files: NDArray[np.int64]) -> pd.Categorical:
+    names = [os.path.basename(f) for f in model.files]
+    if len(set(names)) != len(names):
+        names = list(model.files)
+    return pd.Categorical.from_codes(files, names)
+
+
+def _units(model: ModelFile, n: int) -> NDArray[Any]:
+    units: NDArray[Any] = np.full(n, "", object)
+    for name, unit in model.units.items():
+        units[model.index[name]] = str(unit)
+    return units
+
+
+def _parameters(
+    model: ModelFile, numel: NDArray[np.int64], files: NDArray[np.int64], nbytes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """`listing.parameters`, by columns."""
+    out = numel.copy()
+    index = model.index
+    for name, factor in packing(model).items():
+        out[index[name]] *= factor
+    for name in companions(model.columns.names):
+        out[index[name]] = 0
+    offsets = np.asarray(model.columns.offsets, np.int64)
+    order = np.lexsort((np.arange(len(offsets)), nbytes, offsets, files))
+    same = (
+        (files[order][1:] == files[order][:-1])
+        & (offsets[order][1:] == offsets[order][:-1])
+        & (nbytes[order][1:] == nbytes[order][:-1])
+        & (nbytes[order][1:] > 0)
+    )
+    out[order[1:][same]] = 0
+    return out
