@@ -30,8 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     from . import info
 
     info.add_parser(verbs)
-    from . import warm
+    from . import samples, warm
 
+    samples.add_parser(commands)
     warm.add_parser(commands)
     return parser
 
