@@ -1,0 +1,1 @@
+"""Tests of apsi_inspect; `python -m tests` runs all of them."""
