@@ -1,0 +1,349 @@
+"""Parts of a model and of a tensor: what `print(m)`, a notebook and `apsi model info` show.
+
+Header only: no tensor is read, NumPy is not imported. Bounded: of many tensors, keys or findings the first are shown,
+and the number that is not. `tests/test_render.py` enforces both, and the escaping on hostile files.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import visible
+from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, rows, totals
+from ..listing import _ranges as ranges
+from ..parts import Badge, Bars, Column, Details, Line, Pre, Stack, Strip, Table, Text, Tree, cut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..listing import Group, Share, Totals
+    from ..model import ModelFile, Tensor
+    from ..parts import Inline, Part
+    from ..table import TensorTable
+    from ..units import Unit
+
+ALL_ROWS = 320  # up to here every tensor is listed,
+FIRST_ROWS = 100  # else so many
+TREE_ROWS = 150
+BLOCK_BARS = 12
+METADATA_ROWS = 150
+FINDINGS = 12
+UNITS = 40
+NAME, VALUE, TEMPLATE = 120, 300, 6000  # characters
+FORMAT_NAMES = {"gguf": "GGUF", "safetensors": "safetensors", "apsim": ".apsim"}
+
+
+def model_parts(
+    model: ModelFile,
+    tensors: str | None = None,
+    sort: str | None = None,
+    metadata: bool = False,
+    tree: bool = False,
+) -> Stack:
+    """What is in a model file.
+
+    Parameters
+    ----------
+    tensors
+        List only tensors whose name matches this glob.
+    sort
+        Column to list by, ``"-nbytes"`` for descending (see `listing.rows`).
+    metadata
+        Open the metadata, with the chat template in full.
+    tree
+        Open the folded tree.
+    """
+    listed = rows(model)
+    sums = totals(model, listed)
+    parts: list[Part] = [_head(model, sums), trust(model), *_findings(model)]
+    if listed:
+        parts.append(Stack([_encodings(sums), _blocks(blocks(model, listed), sums.nbytes)], across=True))
+    if model.units:
+        parts.append(_units(model))
+    chosen = tensors is not None or sort is not None
+    groups = folded(model, listed) if tree or not chosen else []
+    folds = any(_folds(g) for g in groups)
+    if tree or folds:
+        parts.append(_tree(groups, open=tree or not chosen))
+    if listed:
+        shown = rows(model, tensors, sort) if chosen else listed
+        parts.append(_tensors(shown, len(listed), tensors, open=chosen or not (folds or tree)))
+    if len(model.files) > 1:
+        parts.append(_files(model))
+    if model.metadata:
+        parts.append(_metadata(model, metadata))
+    parts.append(_container(model))
+    return Stack(parts)
+
+
+def tensor_parts(tensor: Tensor) -> Stack:
+    """What the header says of one tensor."""
+    info = tensor.info
+    chips: list[tuple[str, Inline]] = [
+        ("shape", shape_text(info.shape)),
+        ("elements", f"{tensor.numel:,}".replace(",", " ")),
+        ("stored", human_size(info.nbytes)),
+        ("bits per weight", f"{tensor.bpw:.2f}"),
+        ("values as", info.encoding.dtype),
+        ("offset", str(info.offset)),
+        ("file", code(os.path.basename(tensor.source.name))),
+    ]
+    if info.unit is not None:
+        chips.append(("unit", Line([code(str(info.unit)), Text(f"({info.unit.dimension})", "muted")])))
+    if info.qparams is not None:
+        q = info.qparams
+        along = "whole tensor" if q.axis is None else f"axis {q.axis}, {_block(q.block)}"
+        chips += [("scales", along), ("packing", q.packing)]
+    return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips)])
+
+
+def table_parts(table: TensorTable) -> Stack:
+    """Rows of a tensor table, the first of many."""
+    frame = table.frame
+    chips: list[tuple[str, Inline]] = [("tensors", str(len(frame))), ("parameters", human_count(table.parameters))]
+    if table.parameters:
+        chips.append(("bits per weight", f"{8 * table.nbytes / table.parameters:.2f}"))
+    chips.append(("bytes", human_size(table.nbytes)))
+    limit = len(frame) if len(frame) <= ALL_ROWS else FIRST_ROWS
+    columns = [c for c in frame.columns if c in Row._fields]
+    listed = []
+    for values in frame[columns].head(limit).itertuples(index=False):
+        row = Row(**dict(zip(columns, values, strict=True)), role="")
+        listed.append(
+            row._replace(axis=None if row.axis == -1 else row.axis, block=None if row.block == -1 else row.block)
+        )
+    cells = _columns(listed)
+    body = list(zip(*(c for _, c in cells), strict=True))
+    more = _more(len(frame), limit, "tensors", ": t.frame has them all, t.filter() chooses")
+    return Stack([Strip(code(table.title), "tensor table", chips), Table([c for c, _ in cells], body, more=more)])
+
+
+def code(text: str, limit: int = NAME) -> Text:
+    """Text from a file: marked, made visible, its middle cut."""
+    return Text(cut(visible(text[: 4 * limit] + text[-limit:] if len(text) > 5 * limit else text), limit), "code")
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """``49152 × 576``; ``scalar`` for no dimensions."""
+    return " × ".join(map(str, shape)) if shape else "scalar"
+
+
+def _block(block: int | None) -> str:
+    return "whole axis" if block is None else f"blocks of {block}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _more(total: int, shown: int, what: str, how: str = "") -> str:
+    return f"{total - shown} more {what} not shown{how}" if total > shown else ""
+
+
+def format_text(model: ModelFile) -> str:
+    """``GGUF v3``."""
+    name = FORMAT_NAMES.get(model.format, model.format)
+    version = model.facts.get("version")
+    return f"{name} v{version}" if version else name
+
+
+def _head(model: ModelFile, sums: Totals) -> Strip:
+    name = model.metadata.get("general.name", model.metadata.get("name"))
+    chips: list[tuple[str, Inline]] = []
+    if model.architecture:
+        chips.append(("architecture", code(model.architecture, 60)))
+    if isinstance(name, str) and name:
+        chips.append(("name", code(name, 60)))
+    chips.append(("parameters", human_count(sums.parameters)))
+    if sums.parameters:
+        chips.append(("bits per weight", f"{sums.bpw:.2f}"))
+    chips += [("size", human_size(model.file_size)), ("tensors", str(sums.tensors))]
+    if len(model.files) > 1:
+        chips.append(("shards", str(len(model.files))))
+    for label, key in (("file type", "file type"), ("shard", "shard")):
+        if model.facts.get(key):
+            chips.append((label, str(model.facts[key])))
+    if model.byte_order != "little":
+        chips.append(("byte order", model.byte_order))
+    return Strip(code(os.path.basename(model.path)), format_text(model), chips)
+
+
+def trust(model: ModelFile) -> Badge:
+    """What is known of the file's integrity after opening it: nothing has been checked."""
+    digests, signature = model.facts.get("digests"), str(model.facts.get("signature", "none"))
+    if digests is None:
+        return Badge(
+            "not-checked", f"{FORMAT_NAMES.get(model.format, model.format)} carries neither digests nor a signature"
+        )
+    if signature == "none":
+        return Badge("unsigned", f"digests {digests}")
+    return Badge("not-checked", f"signature {signature}; digests {digests}")
+
+
+def _findings(model: ModelFile) -> list[Part]:
+    out: list[Part] = [Badge(f.severity, cut(visible(f.message), VALUE)) for f in model.findings[:FINDINGS]]
+    more = _more(len(model.findings), FINDINGS, "findings", ": m.findings has them all")
+    return [*out, Text("… " + more, "muted")] if more else out
+
+
+def _encodings(sums: Totals) -> Bars:
+    bars = [
+        (code(s.label), s.nbytes / (sums.nbytes or 1), [human_size(s.nbytes), _percent(s.nbytes, sums.nbytes), _n(s)])
+        for s in sums.by_encoding
+    ]
+    return Bars(bars, "Bytes per encoding")
+
+
+def _n(share: Share) -> str:
+    return f"{share.tensors} tensor{'s' if share.tensors != 1 else ''}"
+
+
+def _blocks(shares: Sequence[Share], whole: int) -> Bars:
+    """Bytes per block; numbered blocks of equal size are one bar."""
+    groups = _alike(shares, by_size=True)
+    if len(groups) > BLOCK_BARS:
+        groups = _alike(shares, by_size=False)
+    bars = []
+    for label, numbers, members in groups[:BLOCK_BARS]:
+        nbytes = sum(s.nbytes for s in members)
+        sizes = sorted({human_size(s.nbytes) for s in members})
+        each = (
+            f"{len(members)} × {sizes[0] if len(sizes) == 1 else 'up to ' + human_size(max(s.nbytes for s in members))}"
+        )
+        name = code(f"{label}.{numbers}" if numbers else label, 48)
+        bars.append(
+            (name, nbytes / (whole or 1), [human_size(nbytes), _percent(nbytes, whole), each if numbers else ""])
+        )
+    return Bars(bars, "Bytes per block", _more(len(groups), BLOCK_BARS, "blocks"))
+
+
+def _alike(shares: Sequence[Share], by_size: bool) -> list[tuple[str, str, list[Share]]]:
+    """(prefix, numbers, members): numbered blocks of one prefix (and size) together."""
+    groups: dict[tuple[str, int], list[tuple[int, Share]]] = {}
+    for share in shares:
+        prefix, _, number = share.label.rpartition(".")
+        if prefix and number.isascii() and number.isdecimal() and len(number) < 10:
+            groups.setdefault((prefix, share.nbytes if by_size else -1), []).append((int(number), share))
+        else:
+            groups[share.label, -2] = [(-1, share)]
+    return [
+        (prefix, "" if kind == -2 else ranges([n for n, _ in members]), [s for _, s in members])
+        for (prefix, kind), members in groups.items()
+    ]
+
+
+def _units(model: ModelFile) -> Table:
+    counts: dict[Unit, int] = {}
+    for unit in model.units.values():
+        counts[unit] = counts.get(unit, 0) + 1
+    body: list[list[Inline]] = []
+    for unit, n in list(counts.items())[:UNITS]:
+        si = "coherent SI" if unit.is_coherent else f"SI = {_affine(unit.scale, unit.offset)}"
+        body.append([code(str(unit), 60), unit.dimension, si, str(n)])
+    columns = [Column("unit"), Column("dimension"), Column("conversion"), Column("tensors", "right")]
+    return Table(columns, body, "Units", _more(len(counts), UNITS, "units"))
+
+
+def _affine(scale: float, offset: float) -> str:
+    value = f"(value {'+' if offset > 0 else '−'} {abs(offset)!r})" if offset else "value"
+    return value if scale == 1.0 else f"{value} × {scale!r}"
+
+
+def _folds(group: Group) -> bool:
+    return group.count > 1 or any(map(_folds, group.children))
+
+
+def _tree(groups: Sequence[Group], open: bool) -> Details:
+    lines: list[tuple[int, Sequence[Inline]]] = []
+    total = _grow(lines, groups, 0, 1)
+    columns = [Column("name", elastic=True), Column("encoding"), Column("shape"), Column("parameters", "right")]
+    columns += [Column("bytes", "right"), Column("unit")]
+    used = len(columns) if any(row[5] for _, row in lines) else len(columns) - 1
+    body = [(depth, row[:used]) for depth, row in lines]
+    more = _more(total, len(lines), "rows")
+    return Details("Structure, repeated blocks folded", Tree(columns[:used], body, more=more), open)
+
+
+def _grow(lines: list[tuple[int, Sequence[Inline]]], groups: Sequence[Group], depth: int, times: int) -> int:
+    """Rows of a folded tree in order, at most `TREE_ROWS`; returns how many there are in all."""
+    count = 0
+    for g in groups:
+        count += 1
+        if len(lines) < TREE_ROWS:
+            label: Inline = code(g.label)
+            if g.count > 1:
+                label = Line([Text(f"{g.count} ×", "strong"), label, Text(f"N = {g.numbers}", "muted")])
+            row = g.row if not g.children else None
+            first = [row.encoding, shape_text(row.shape)] if row else ["", ""]
+            sums = [human_count(g.parameters), human_size(g.nbytes)]
+            lines.append((depth, [label, *first, *sums, row.unit if row else ""]))
+        count += _grow(lines, g.children, depth + 1, times * g.count)
+    return count
+
+
+def _columns(listed: Sequence[Row]) -> list[tuple[Column, Sequence[Inline]]]:
+    """The columns of the tensor table that say something, with their cells."""
+    several = len({r.file for r in listed}) > 1
+    quantized = any(r.axis is not None or r.block is not None for r in listed)
+    shown: list[tuple[Column, Sequence[Inline], bool]] = [
+        (Column("name", elastic=True), [code(r.name) for r in listed], True),
+        (Column("encoding"), [code(r.encoding) for r in listed], True),
+        (Column("shape"), [shape_text(r.shape) for r in listed], True),
+        (Column("elements", "right"), [human_count(r.numel) for r in listed], True),
+        (Column("bytes", "right"), [human_size(r.nbytes) for r in listed], True),
+        (Column("bpw", "right"), [f"{r.bpw:.2f}" for r in listed], True),
+        (Column("unit"), [code(r.unit, 40) if r.unit else "" for r in listed], any(r.unit for r in listed)),
+        (Column("axis", "right"), ["" if r.axis is None else str(r.axis) for r in listed], quantized),
+        (Column("block", "right"), ["" if r.block is None else str(r.block) for r in listed], quantized),
+        (Column("role"), [r.role for r in listed], any(r.role for r in listed)),
+        (Column("offset", "right"), [str(r.offset) for r in listed], True),
+        (Column("file", elastic=True), [code(r.file, 60) for r in listed], several),
+    ]
+    return [(column, cells) for column, cells, use in shown if use]
+
+
+def _tensors(shown: Sequence[Row], total: int, tensors: str | None, open: bool) -> Details:
+    n = len(shown)
+    title: Inline = f"Tensors ({n})"
+    if tensors is not None:
+        title = Line([f"Tensors ({n} of {total} match", code(tensors), ")"])
+    limit = n if n <= ALL_ROWS else FIRST_ROWS
+    columns = _columns(shown[:limit])
+    more = _more(n, limit, "tensors", "; choose with a glob: --tensors 'blk.0.*'")
+    body = list(zip(*(cells for _, cells in columns), strict=True))
+    return Details(title, Table([c for c, _ in columns], body, more=more), open)
+
+
+def _files(model: ModelFile) -> Details:
+    counts: dict[int, int] = {}
+    for i in model.columns.files or ():
+        counts[int(i)] = counts.get(int(i), 0) + 1
+    body: list[list[Inline]] = [
+        [code(os.path.basename(s.name)), human_size(s.size), str(counts.get(i, 0))]
+        for i, s in enumerate(model.sources[:METADATA_ROWS])
+    ]
+    columns = [Column("file", elastic=True), Column("size", "right"), Column("tensors", "right")]
+    more = _more(len(model.sources), METADATA_ROWS, "files")
+    return Details(f"Files ({len(model.sources)})", Table(columns, body, more=more))
+
+
+def _metadata(model: ModelFile, open: bool) -> Details:
+    listed = metadata_rows(model)
+    limit = len(listed) if open else METADATA_ROWS
+    body: list[list[Inline]] = [[code(r.key), Text(r.type, "muted"), code(r.text, VALUE)] for r in listed[:limit]]
+    columns = [Column("key", elastic=True), Column("type"), Column("value", elastic=True)]
+    more = _more(len(listed), limit, "keys", ": m.metadata has them all")
+    parts: list[Part] = [Table(columns, body, more=more)]
+    template = model.metadata.get("tokenizer.chat_template")
+    if open and isinstance(template, str):
+        rest = len(template) - TEMPLATE
+        text = template[:TEMPLATE] + (f"\n… {rest} more characters" if rest > 0 else "")
+        parts.append(Details("Chat template", Pre(text), True))
+    return Details(f"Metadata ({len(listed)} keys)", Stack(parts), open)
+
+
+def _container(model: ModelFile) -> Details:
+    facts: list[list[Inline]] = [[k, code(str(v), VALUE)] for k, v in model.facts.items()]
+    table = Table([Column("fact"), Column("value", elastic=True)], facts)
+    return Details("Container", table)
