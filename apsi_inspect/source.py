@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from .errors import ModelFileError, TruncatedFileError
 
@@ -143,7 +144,10 @@ class FileSource:
         if not self._use_map:
             return memoryview(self.read_at(offset, nbytes))
         if self._map is None:
-            self._map = self._make_map()
+            try:
+                self._map = self._make_map()
+            except OSError:  # out of descriptors (a map takes one before Python 3.13), or a file system without maps
+                return memoryview(self.read_at(offset, nbytes))
         return memoryview(self._map)[offset : offset + nbytes]
 
     def _make_map(self) -> mmap.mmap:
@@ -153,6 +157,8 @@ class FileSource:
         try:
             if os.fstat(fd).st_size < self.size:
                 raise TruncatedFileError(self.name, f"has shrunk below the {self.size} bytes it had when it was opened")
+            if sys.version_info >= (3, 13):  # hold no descriptor: a checkpoint can have hundreds of shards
+                return mmap.mmap(fd, self.size, access=mmap.ACCESS_READ, trackfd=self._fd >= 0)
             return mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
         finally:
             if fd != self._fd:
@@ -164,12 +170,12 @@ class FileSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if self._map is not None:
+        held, self._map = self._map, None
+        if held is not None:
             try:
-                self._map.close()
-            except BufferError:
-                pass  # a view is in use: the map goes when the last view does
-            self._map = None
+                held.close()
+            except BufferError:  # a view is in use: the map goes when the last view does
+                return
 
     def __enter__(self) -> Self:
         return self
