@@ -20,7 +20,8 @@ from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 
-SHARED = ("_jit.py", "simd.py", "bits.py")  # the modules whose code ends up inside kernels of other modules
+# The modules whose code ends up inside kernels of other modules.
+SHARED = ("_jit.py", "simd.py", "bits.py", "lanes.py", "encode_common.py")
 
 
 @cache

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._jit import kernel
 from .bits import bits, put_half, put_u32, roundf, unbits
+from .encode_common import floor_log2, largest, reciprocal
 from .encode_iq4 import encode_iq4_nl
 
 __all__ = [
@@ -24,24 +25,6 @@ F32, I32, U8, U32 = np.float32, np.int32, np.uint8, np.uint32
 INF = F32(np.inf)
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 TERNARY = np.array([81, 27, 9, 3, 1], np.int32)
-
-
-@kernel
-def reciprocal(d):
-    """1/d; 0 where d is 0 or so small that its reciprocal overflows."""
-    r = F32(1) / d
-    return r if abs(r) < INF else F32(0)
-
-
-@kernel
-def largest(v):
-    """The element of greatest magnitude, the first of several."""
-    amax, m = F32(0), F32(0)
-    for j in range(len(v)):
-        a = abs(v[j])
-        if a > amax:
-            amax, m = a, v[j]
-    return m
 
 
 @kernel
@@ -197,25 +180,6 @@ def encode_tq1_0(x, raw, b0, b1):
         trits(v, inverse, 5, 32, r, 0)
         trits(v[160:], inverse, 5, 16, r, 32)
         trits(v[240:], inverse, 4, 4, r, 48)
-
-
-@kernel
-def floor_log2(a):
-    """floor(log2f(a)) of a positive float, as C computes it: the logarithm rounded to float32 before the floor.
-
-    Just below a power of two 2**e that rounding reaches e, for the last ln 2 * 2**p of the 2**23 mantissas, where
-    2**(p - 23) is the spacing of floats just below e.
-    """
-    u = I32(bits(a))
-    if u < I32(0x00800000):  # subnormal: normalised by an exact multiplication
-        u = I32(bits(a * F32(2.0**32))) - I32(32 << 23)
-    e = (u >> I32(23)) - I32(127)
-    missing = I32(0x00800000) - (u & I32(0x007FFFFF))
-    upper = abs(e + I32(1)) - I32(e >= 0)
-    p = F32(1)
-    while I32(2) * I32(p) <= upper:
-        p *= F32(2)
-    return e + I32(F32(missing) <= p * F32(0.6931472)) if upper > 0 else e
 
 
 @kernel

@@ -7,12 +7,17 @@ with a prefetch 4 KiB ahead. Q1_0 stays a plain loop: its scale is a sum in elem
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ._jit import kernel
 from .encode_blocks import encode_nvfp4 as plain_nvfp4
-from .encode_blocks import floor_log2
+from .encode_common import floor_log2
+from .encode_iq4_simd import encode_iq4_nl
+from .lanes import fold
 from .simd import I8, I16, I32, F, M, W, emitter
+
+__all__ = [
+    "encode_iq4_nl", "encode_mxfp4", "encode_nvfp4", "encode_q2_0", "encode_q4_0", "encode_q4_1", "encode_q5_0",
+    "encode_q5_1", "encode_q8_0", "encode_tq1_0", "encode_tq2_0",
+]  # fmt: skip
 
 INF = float("inf")
 AHEAD = 4096
@@ -21,14 +26,6 @@ AHEAD = 4096
 def ahead(src: M, nbytes: int) -> None:
     for line in range(0, nbytes, 64):
         src.prefetch(AHEAD + line)
-
-
-def fold(v: W, better: Callable[[W, W], W]) -> W:
-    """The lanes of `v` reduced pairwise."""
-    while v.n > 1:
-        half = v.n // 2
-        v = better(v.pick(range(half)), v.pick(range(half, v.n))) if half > 1 else better(v.lane(0), v.lane(1))
-    return v
 
 
 def greatest(*vs: W) -> W:
@@ -180,11 +177,9 @@ def put_tq1_0(src: M, dst: M) -> None:
 def e2m1(v: W, d: W) -> W:
     """i8 codes of the nearest E2M1 value (`d` is half the unit): ties to the smaller one, no negative zero."""
     a = v.abs()
-    code = None
+    code = v.bits(I32).like(0)
     for middle in (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0):
-        step = a.gt((d * middle).splat(v.n)).sext(I32)  # -1 where past the middle
-        code = step if code is None else code + step
-    code = code.like(0) - code  # type: ignore[union-attr]
+        code = code - a.gt((d * middle).splat(v.n)).sext(I32)  # a set lane is -1
     sign = (v.bits(I32) >> 28) & 8
     return code.eq(0).sel(code, code | sign).trunc(I8)
 
