@@ -40,7 +40,7 @@ _ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    """Text from a file, safe to print on one line: control and bidi characters as escapes, the middle cut at `limit`."""
+    """Text from a file, safe to print on one line: control and bidi characters escaped, the middle cut at `limit`."""
     if limit is not None and len(text) > limit:
         head = max(limit * 2 // 3, 1)
         tail = max(limit - head - 1, 0)

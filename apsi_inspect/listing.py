@@ -1,7 +1,7 @@
 """Plain-Python rows of a model: what `apsi model info` prints, and what every view sums up.
 
-Parameters are counted logically: a packed 4-bit tensor counts its weights, the companion of a quantized tensor (a scale,
-a zero point, a codebook) counts nothing, and tensors that share the same bytes count once. Nothing here imports NumPy.
+Parameters are counted logically: a packed 4-bit tensor counts its weights, the companion of a quantized tensor (a
+scale, a zero point, a codebook) counts nothing, and tensors that share the same bytes count once. No NumPy here.
 `tests/test_listing.py` enforces the rules.
 """
 
@@ -91,7 +91,7 @@ class Group(NamedTuple):
     """
 
     label: str
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     numbers: str
     tensors: int
     parameters: int
@@ -360,8 +360,11 @@ def _node(part: str, children: list[Group]) -> Group:
     if len(children) == 1:
         only = children[0]
         return only._replace(label=f"{part}.{only.label}")
-    sums = [sum(g[k] for g in children) for k in (3, 4, 5)]
-    return Group(part, 1, "", *sums, None, children)
+    return Group(part, 1, "", *_sums(children), None, children)
+
+
+def _sums(groups: list[Group]) -> tuple[int, int, int]:
+    return sum(g.tensors for g in groups), sum(g.parameters for g in groups), sum(g.nbytes for g in groups)
 
 
 def _merge(groups: list[tuple[str, Group, int]]) -> list[Group]:
@@ -374,14 +377,13 @@ def _merge(groups: list[tuple[str, Group, int]]) -> list[Group]:
         if not numbered or len(same) == 1 or same[0].count > 1:
             out += same
             continue
-        sums = [sum(g[k] for g in same) for k in (3, 4, 5)]
-        number, dot, rest = same[0].label.partition(".")
-        numbers = _ranges([int(g.label.partition(".")[0]) for g in same])
-        out.append(Group(f"N{dot}{rest}", len(same), numbers, *sums, same[0].row, same[0].children))
+        _, dot, rest = same[0].label.partition(".")
+        numbers = ranges([int(g.label.partition(".")[0]) for g in same])
+        out.append(Group(f"N{dot}{rest}", len(same), numbers, *_sums(same), same[0].row, same[0].children))
     return out
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """``0–3, 7, 9–11``."""
     spans: list[list[int]] = []
     for n in sorted(numbers):

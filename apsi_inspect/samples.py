@@ -33,7 +33,9 @@ def path(name: str) -> str:
         No such sample; the generated ones have no place of their own, `write` makes them.
     """
     if name not in REAL:
-        raise ValueRefusedError(f"no bundled sample {quote(name)}; bundled: {', '.join(REAL)}; others: samples.write(…)")
+        raise ValueRefusedError(
+            f"no bundled sample {quote(name)}; bundled: {', '.join(REAL)}; others: samples.write(…)"
+        )
     return os.path.join(_DATA, name)
 
 
@@ -97,7 +99,12 @@ def _gguf_value(value: object) -> bytes:
 
 
 # encoding -> ggml type id, elements and bytes of a block, position of its float16 scales
-_BLOCKS = {"F32": (0, 1, 4, ()), "Q8_0": (8, 32, 34, (0,)), "Q4_K": (12, 256, 144, (0, 2)), "Q6_K": (14, 256, 210, (208,))}
+_BLOCKS = {
+    "F32": (0, 1, 4, ()),
+    "Q8_0": (8, 32, 34, (0,)),
+    "Q4_K": (12, 256, 144, (0, 2)),
+    "Q6_K": (14, 256, 210, (208,)),
+}
 _SCALE = struct.pack("<e", 0.0009765625)
 
 

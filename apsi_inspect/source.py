@@ -17,7 +17,7 @@ from .errors import ModelFileError, TruncatedFileError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import mmap
+    import mmap as mmap_module
     from types import TracebackType
     from typing import Protocol, Self
 
@@ -85,11 +85,9 @@ class FileSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = True, mmap: bool = True) -> None:
-        self.name = os.fspath(path)
-        if not isinstance(self.name, str):
-            self.name = os.fsdecode(self.name)
+        self.name = os.fsdecode(path)
         self._fd = -1
-        self._map: mmap.mmap | None = None
+        self._map: mmap_module.mmap | None = None
         self._use_map = mmap
         self._closed = False
         self._stamp: tuple[int, int, int, int] | None = None
@@ -150,7 +148,7 @@ class FileSource:
                 return memoryview(self.read_at(offset, nbytes))
         return memoryview(self._map)[offset : offset + nbytes]
 
-    def _make_map(self) -> mmap.mmap:
+    def _make_map(self) -> mmap_module.mmap:
         import mmap
 
         fd = self._fd if self._fd >= 0 else self._open()

@@ -1,7 +1,7 @@
 """`TensorTable`: the tensors of a model as a pandas frame, wrapped (not subclassed).
 
-Columns and dtypes of `.frame` are a contract (`SCHEMA`; `tests/test_table.py` enforces it). The frame of 100 000 tensors
-is built from whole columns; a shape is one shared tuple for all tensors that have it.
+The columns and dtypes of `.frame` are a contract (`SCHEMA`; `tests/test_table.py`). The frame of 100 000 tensors is
+built from whole columns; a shape is one shared tuple for all tensors that have it.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _frame(model: ModelFile) -> pd.DataFrame:
     files = np.zeros(n, np.int64) if c.files is None else np.asarray(c.files, np.int64)
     columns = {
         "name": np.array(c.names, object) if n else np.empty(0, object),
-        "encoding": pd.Categorical.from_codes(np.asarray(c.codes, np.int64), [e.name for e in c.encodings]),
+        "encoding": _categories(np.asarray(c.codes, np.int64), [e.name for e in c.encodings]),
         "shape": shapes,
         "ndim": ndim,
         "numel": numel,
@@ -222,11 +222,15 @@ def _shapes(dims: Sequence[int], starts: NDArray[np.int64], n: int) -> tuple[NDA
     return shapes, numel
 
 
-def _file_names(model: ModelFile, files: NDArray[np.int64]) -> pd.Categorical:
+def _categories(codes: NDArray[np.int64], names: list[str]) -> Any:
+    return pd.Categorical.from_codes(codes, pd.Index(names, dtype=object))
+
+
+def _file_names(model: ModelFile, files: NDArray[np.int64]) -> Any:
     names = [os.path.basename(f) for f in model.files]
     if len(set(names)) != len(names):
         names = list(model.files)
-    return pd.Categorical.from_codes(files, names)
+    return _categories(files, names)
 
 
 def _units(model: ModelFile, n: int) -> NDArray[Any]:

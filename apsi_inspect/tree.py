@@ -76,7 +76,8 @@ def from_names(names: Iterable[str], leaf: Callable[[str], Any]) -> record | lis
         if parts[-1] in node:
             return None
         node[parts[-1]] = _Leaf(name)
-    return _listify(root, leaf)
+    tree: record | list[Any] = _listify(root, leaf)
+    return tree
 
 
 class _Leaf(str):
@@ -134,7 +135,7 @@ def _record(pairs: list[Any], leaf: Callable[[str], Any], depth: int) -> record:
     return out
 
 
-def literal(value: Any) -> None | bool | int | float | str:
+def literal(value: Any) -> bool | int | float | str | None:
     """The value of a ``$literal``: a plain JSON value, ``{"$int": …}`` or ``{"$float": …}``."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

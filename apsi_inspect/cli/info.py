@@ -21,9 +21,9 @@ def add_parser(verbs: Any) -> None:
         "PATH is a .safetensors, .gguf or .apsim file, an index (*.index.json) or a folder.",
     )
     p.add_argument("paths", nargs="+", metavar="PATH")
-    p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list where there are several PATHs)")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list for several PATHs)")
     p.add_argument("--tensors", metavar="GLOB", help="list only tensors whose name matches, e.g. 'blk.0.*'")
-    p.add_argument("--sort", metavar="COLUMN", help="order by a column (name, nbytes, numel, bpw …; -nbytes descending)")
+    p.add_argument("--sort", metavar="COLUMN", help="order by a column: name, nbytes, numel, bpw …; -nbytes descends")
     p.add_argument("--metadata", action="store_true", help="show all metadata, untruncated in number")
     p.add_argument("--tree", action="store_true", help="show the tree of names, repeated blocks folded")
     p.set_defaults(run=run)
@@ -67,7 +67,9 @@ def _one(path: str, args: argparse.Namespace, first: bool) -> Any:
         from .terminal import colour, width
 
         text = to_text(
-            model_parts(model, args.tensors, args.sort, args.metadata, args.tree), width=width(), color=colour(sys.stdout)
+            model_parts(model, args.tensors, args.sort, args.metadata, args.tree),
+            width=width(),
+            color=colour(sys.stdout),
         )
         print(text if first else "\n" + text)
         return True

@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> None:
     p = commands.add_parser(
         "samples",
         help="write small sample models to try things on",
-        description="Write small model files of every format into FOLDER: a real one (85 001 parameters) and generated ones.",
+        description="Write small models into FOLDER: a real one (85 001 parameters), its int8 twin, generated ones.",
     )
     p.add_argument("folder", nargs="?", default="apsi-samples", metavar="FOLDER")
     p.set_defaults(run=run)

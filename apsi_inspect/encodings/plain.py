@@ -1,6 +1,6 @@
 """The plain dtypes: one element (or the fewest that fill whole bytes) a block.
 
-Names are those of safetensors 0.8 (`docs/formats.md`, 1.2), with the integer and complex types that ONNX and PyTorch add.
+Names are those of safetensors 0.8 (`docs/formats.md`, 1.2), and the complex type that PyTorch adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _word(name: str, nbytes: int, dtype: str, kind: str, decode: str | None = No
 
 PLAIN: tuple[Encoding, ...] = (
     _word("BOOL", 1, "bool", "bool"),
-    # Sub-byte types: element 0 in the low bits, little-endian bit stream; values come one a byte, as ml_dtypes keeps them.
+    # Sub-byte types: element 0 in the low bits, little-endian bit stream; values come one a byte, as in ml_dtypes.
     Encoding("F4", 2, 1, "float4_e2m1fn", "float", "floats:unpack_nibbles"),
     Encoding("F6_E2M3", 4, 3, "float6_e2m3fn", "float", "floats:unpack_bits6"),
     Encoding("F6_E3M2", 4, 3, "float6_e3m2fn", "float", "floats:unpack_bits6"),

@@ -1,7 +1,7 @@
-""".apsim: a safetensors file whose `__metadata__` adds units, quantized tensors, the tree, digests and signatures.
+""".apsim: a safetensors file whose `__metadata__` adds units, quantized tensors, the tree, digests, signatures.
 
-`docs/apsim.md` is normative. Here the header is read and checked (sections 1 to 5, and the form of 6 and 7); digests and
-signatures are reported as present, not checked. A safetensors file whose metadata says ``format: apsi-model`` is one,
+`docs/apsim.md` is normative. Here the header is read and checked (sections 1 to 5, and the form of 6 and 7); digests
+and signatures are reported as present, not checked. A safetensors file whose metadata says ``format: apsi-model`` is one,
 whatever its name. `tests/test_apsim_read.py` opens the files of an independent writer.
 """
 
@@ -104,7 +104,7 @@ class _Reader:
                     Finding(
                         "warning",
                         "unit-symbol",
-                        f"unit symbol {quote(str(symbol), 40)} of tensor {quote(name)} is not used: it breaks the grammar",
+                        f"unit symbol {quote(str(symbol), 40)} of tensor {quote(name)} breaks the grammar, not used",
                     )
                 )
         return out
@@ -123,7 +123,7 @@ class _Reader:
             where = f"quantized tensor {quote(name)}"
             try:
                 qparams[name], logical[name] = self._quantized(name, entry)
-            except _Refused as exc:
+            except _RefusedError as exc:
                 raise self.fail(str(exc), where) from None
             unit = entry["unit"]
             if unit is not None:
@@ -138,7 +138,8 @@ class _Reader:
         if fmt == "bf16":
             _require(axis is None and scale_shape is None and block is None, "bf16 has no axis, scales or block")
             return QParams(None, None, None, 0, 0, packing), (fmt, shape, self.columns.sizes[codes])
-        _require(isinstance(scale_shape, tuple), "scale_shape is missing")
+        if scale_shape is None:
+            raise _RefusedError("scale_shape is missing")
         _check_scales(shape, axis, block, scale_shape)
         scales = self._tensor(f"{name}__qscale", "F32", scale_shape)
         offset, nbytes = int(self.columns.offsets[scales]), int(self.columns.sizes[scales])
@@ -147,12 +148,13 @@ class _Reader:
 
     def _tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
         i = self.index.get(name)
-        _require(i is not None, f"tensor {quote(name)} is not there")
-        found = self.columns.encodings[self.columns.codes[i]].name, self.columns.shape(i)  # type: ignore[index]
+        if i is None:
+            raise _RefusedError(f"tensor {quote(name)} is not there")
+        found = self.columns.encodings[self.columns.codes[i]].name, self.columns.shape(i)
         _require(
             found == (dtype, shape), f"{quote(name)} is {found[0]} {list(found[1])}, {dtype} {list(shape)} was expected"
         )
-        return i  # type: ignore[return-value]
+        return i
 
     def units(self, symbols: dict[str, str | None], quantized: dict[str, tuple[Any, ...]]) -> dict[str, Unit]:
         """Section 4: units of plain tensors, then those of the quantized ones."""
@@ -181,7 +183,8 @@ class _Reader:
         keep = [i for i, n in enumerate(c.names) if not _companion(n, quantized)]
         encodings = list(c.encodings) + [ENCODINGS[f] for f in sorted({row[0] for row in quantized.values()})]
         place = {e.name: i for i, e in enumerate(encodings)}
-        names, codes, dims, starts, sizes = [], [], [], [0], []
+        names: list[str] = []
+        codes, dims, starts, sizes = list[int](), list[int](), [0], list[int]()
         for i in keep:
             name = c.names[i]
             row = quantized.get(name)
@@ -199,7 +202,9 @@ class _Reader:
         if node is None:
             if from_names(columns.names, str) is None:
                 self.findings.append(
-                    Finding("warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record")
+                    Finding(
+                        "warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record"
+                    )
                 )
             return None
         check_tree(node, set(columns.names), self.file)
@@ -225,7 +230,9 @@ class _Reader:
                 and all(isinstance(d, str) and HEX64.fullmatch(d) for d in [*digests, chunks["root"]])
             )
             if not good:
-                raise self.fail(f"is not {count} SHA-256 digests of {CHUNK}-byte chunks and a root", "metadata key 'chunks'")
+                raise self.fail(
+                    f"is not {count} SHA-256 digests of {CHUNK}-byte chunks and a root", "metadata key 'chunks'"
+                )
         signature = self.objects("signature") if "signature" in self.meta else None
         if signature is not None:
             check_signature(signature, self.file)
@@ -236,13 +243,13 @@ class _Reader:
         }
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """A quantized entry that breaks section 5."""
 
 
 def _require(good: bool, reason: str) -> None:
     if not good:
-        raise _Refused(reason)
+        raise _RefusedError(reason)
 
 
 def _is_dims(value: Any) -> bool:
@@ -344,7 +351,9 @@ def check_signature(signature: Any, file: str) -> None:
         )
     )
     if not good:
-        raise ModelFileError(file, "is not a signature of the form that .apsim defines (unknown or wrong field)", "signature")
+        raise ModelFileError(
+            file, "is not a signature of the form that .apsim defines (unknown or wrong field)", "signature"
+        )
 
 
 def read_header(source: ByteSource, header: Header) -> ModelFile:
@@ -361,7 +370,11 @@ def read_header(source: ByteSource, header: Header) -> ModelFile:
     if shard:
         facts["shard"] = f"{shard[0]}/{shard[1]}"
         reader.findings.append(
-            Finding("warning", "one-shard", f"this is shard {shard[0]} of {shard[1]}; open the .apsim.index.json for the whole")
+            Finding(
+                "warning",
+                "one-shard",
+                f"this is shard {shard[0]} of {shard[1]}; open the .apsim.index.json for the whole",
+            )
         )
     metadata = reader.user_metadata()
     return ModelFile(
@@ -392,7 +405,9 @@ def read_any(source: ByteSource) -> ModelFile:
     model = safetensors.model_of(source, header)
     if source.name.endswith(".apsim"):
         finding = Finding(
-            "warning", "not-apsim", "is a plain safetensors file, not .apsim (no format: apsi-model); opened as safetensors"
+            "warning",
+            "not-apsim",
+            "is a plain safetensors file, not .apsim (no format: apsi-model); opened as safetensors",
         )
         model.findings = (*model.findings, finding)
     return model

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from itertools import pairwise
 from math import prod
 
 from ..encodings import ENCODINGS, Encoding
@@ -200,7 +201,9 @@ class _Part:
             if size > limit or (z > a and max(dims[a:z]) >> 63):
                 shape = tuple(dims[a:z])
                 self._bad(
-                    names[i], f"shape {shape} of {encodings[code].name} needs {size} bytes, the file has {limit}", True
+                    names[i],
+                    f"shape {shape} of {encodings[code].name} needs {size} bytes, the file has {limit}",
+                    True,
                 )
             sizes.append(size)
         return sizes
@@ -217,22 +220,17 @@ class _Part:
             expected = offset + size + -(offset + size - begin) % self.alignment
         if not packed:
             self._check_unpacked(columns, begin)
-        order = range(len(names)) if packed else sorted(range(len(names)), key=lambda i: offsets[i])
-        for i in reversed(order):
-            if offsets[i] + sizes[i] > self.source.size:
-                first = next(j for j in order if offsets[j] + sizes[j] > self.source.size)
-                self._bad(
-                    names[first],
-                    f"data up to byte {offsets[first] + sizes[first]} is truncated: the file ends at {self.source.size}",
-                    True,
-                )
-            if sizes[i] or packed:
-                break
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        if max(ends, default=0) > self.source.size:
+            i = next(i for i, end in enumerate(ends) if end > self.source.size)
+            self._bad(
+                names[i], f"data up to byte {ends[i]} is truncated: the file ends at {self.source.size}", truncated=True
+            )
 
     def _check_unpacked(self, columns: Columns, begin: int) -> None:
         names, offsets, sizes = columns.names, columns.offsets, columns.sizes
         full = [i for i in sorted(range(len(names)), key=lambda i: (offsets[i], sizes[i])) if sizes[i]]
-        for i, j in zip(full, full[1:], strict=False):
+        for i, j in pairwise(full):
             if offsets[i] + sizes[i] > offsets[j]:
                 self._bad(names[j], f"overlaps tensor {quote(names[i])} in the data (offset {offsets[j] - begin})")
         odd = [i for i in full if (offsets[i] - begin) % self.alignment]
@@ -265,7 +263,7 @@ class _Part:
                 Finding(
                     "warning",
                     "rank",
-                    f"{len(deep)} tensors have more than the 4 dimensions that ggml knows, {quote(names[deep[0]])} first",
+                    f"{len(deep)} tensors have more than ggml's 4 dimensions, {quote(names[deep[0]])} first",
                 )
             )
 

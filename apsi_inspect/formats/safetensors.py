@@ -43,7 +43,7 @@ class Header(NamedTuple):
     """A parsed header: `metadata` is None where the file has none; `length` is that of the JSON text."""
 
     columns: Columns
-    index: dict[str, int]
+    index: dict[str, int]  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     metadata: dict[str, str] | None
     length: int
     size: int
@@ -91,7 +91,9 @@ def _fast_scan(text: bytes, source: ByteSource) -> Header | None:
         return None
     from ..kernels import scan
 
-    found = scan.safetensors_header(text, source.size - 8 - len(text), list(DTYPES), [e.block_bytes for e in _ENCODINGS])
+    found = scan.safetensors_header(
+        text, source.size - 8 - len(text), list(DTYPES), [e.block_bytes for e in _ENCODINGS]
+    )
     if found is None:
         return None
     names, index, metadata, codes, dims, starts, offsets, sizes = found
@@ -202,7 +204,12 @@ def _entry(name: str, body: Any, file: str) -> tuple[Any, Any, Any]:
 
 
 def _check(
-    names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Any], spans: Sequence[Any], start: int, source: ByteSource
+    names: Sequence[str],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Any],
+    spans: Sequence[Any],
+    start: int,
+    source: ByteSource,
 ) -> Columns:
     """All rules of the table at once; `_culprit` names what broke one."""
     space = source.size - start
@@ -217,7 +224,8 @@ def _check(
         if begins != [0, *ends[:-1]][: len(begins)]:
             order = sorted(range(len(names)), key=lambda i: (begins[i], ends[i]))
             if order != list(range(len(names))):  # a header in another order than the data: sort, check again
-                return _check(*([c[i] for i in order] for c in (names, dtypes, shapes, spans)), start, source)
+                a, b, c, d = ([column[i] for i in order] for column in (names, dtypes, shapes, spans))
+            return _check(a, b, c, d, start, source)
             raise ValueError
         sizes = list(map(sub, ends, begins))
         ranks = list(map(len, shapes))
@@ -252,9 +260,7 @@ def _check_overflow(names: Sequence[str], shapes: Sequence[list[int]], codes: li
         for dim in shape:
             numel *= dim
             if numel >> 64 or dim >> 63:
-                raise ModelFileError(
-                    file, f"shape {_brief(shape)} overflows 64 bits of elements", f"tensor {_q(name)}"
-                )
+                raise ModelFileError(file, f"shape {_brief(shape)} overflows 64 bits of elements", f"tensor {_q(name)}")
         if numel * bits >> 64:
             raise ModelFileError(file, f"shape {_brief(shape)} overflows 64 bits of size", f"tensor {_q(name)}")
 
@@ -269,7 +275,12 @@ def _is_dim(value: object) -> bool:
 
 
 def _culprit(
-    names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Any], spans: Sequence[Any], space: int, source: ByteSource
+    names: Sequence[str],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Any],
+    spans: Sequence[Any],
+    space: int,
+    source: ByteSource,
 ) -> NoReturn:
     """Some rule is broken: find the first tensor that breaks one, and say which."""
     file = source.name
@@ -298,15 +309,21 @@ def _check_layout(rows: list[tuple[str, Encoding, list[int], int, int]], space: 
         where = f"tensor {_q(name)}"
         if begin != position:
             what = "overlap" if begin < position else f"leave a hole of {begin - position} bytes after"
-            raise ModelFileError(file, f"data_offsets begin at {begin} and {what} {before}, which ends at {position}", where)
+            raise ModelFileError(
+                file, f"data_offsets begin at {begin} and {what} {before}, which ends at {position}", where
+            )
         expected = encoding.nbytes(prod(shape))
         if expected is None:
             raise ModelFileError(
-                file, f"{prod(shape)} elements of {encoding.name} do not fill whole bytes (shape {_brief(shape)})", where
+                file,
+                f"{prod(shape)} elements of {encoding.name} do not fill whole bytes (shape {_brief(shape)})",
+                where,
             )
         if expected != end - begin:
             raise ModelFileError(
-                file, f"shape {_brief(shape)} of {encoding.name} needs {expected} bytes, data_offsets give {end - begin}", where
+                file,
+                f"shape {_brief(shape)} of {encoding.name} needs {expected} bytes, data_offsets give {end - begin}",
+                where,
             )
         if end > space:
             raise TruncatedFileError(
@@ -314,7 +331,9 @@ def _check_layout(rows: list[tuple[str, Encoding, list[int], int, int]], space: 
             )
         position, before = end, where
     if position != space:
-        raise ModelFileError(file, f"{space - position} extra bytes after the last tensor are not covered by the header")
+        raise ModelFileError(
+            file, f"{space - position} extra bytes after the last tensor are not covered by the header"
+        )
 
 
 def model_of(source: ByteSource, header: Header) -> ModelFile:

@@ -69,7 +69,7 @@ def _weight_map(index: dict[str, Any], file: str) -> dict[str, str]:
             what = quote(shard) if isinstance(shard, str) else repr(shard)[:40]
             raise ModelFileError(
                 file,
-                f"weight_map sends it to shard {what}: only a plain file name in the same folder is allowed (unsafe path)",
+                f"weight_map sends it to shard {what}: only a plain name in the same folder is allowed (unsafe path)",
                 f"tensor {quote(tensor)}",
             )
     return found
@@ -103,7 +103,9 @@ def _check_map(
         if where.get(name) != shard:
             there = f"it is in {quote(where[name])}" if name in where else "no shard has it"
             raise ModelFileError(
-                index.name, f"weight_map sends it to {quote(shard)}, but it is not in there; {there}", f"tensor {quote(name)}"
+                index.name,
+                f"weight_map sends it to {quote(shard)}, but it is not in there; {there}",
+                f"tensor {quote(name)}",
             )
     extra = [name for name in where if name not in weight_map]
     if not extra:
@@ -186,7 +188,9 @@ def _read_apsim(source: ByteSource, metadata: dict[str, Any], weight_map: dict[s
     if skeleton is not None:
         apsim.check_tree(skeleton, set(columns.names), file)
     elif from_names(columns.names, str) is None:
-        findings.append(Finding("warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record"))
+        findings.append(
+            Finding("warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record")
+        )
     try:
         user = unmark(user)
     except TreeError as exc:
@@ -250,11 +254,14 @@ def _apsim_shard(
     meta = header.metadata or {}
     if meta.get("shard") != f"{number}/{count}":
         raise ModelFileError(
-            source.name, f"is shard {quote(str(meta.get('shard')))}, the index wants {number}/{count} (shards are mixed)"
+            source.name,
+            f"is shard {quote(str(meta.get('shard')))}, the index wants {number}/{count} (shards are mixed)",
         )
     for key in ("sha256", "meta_sha256"):
         if meta.get(key) != row[key]:
-            raise ModelFileError(source.name, f"{key} differs from the index: shards of different checkpoints are mixed")
+            raise ModelFileError(
+                source.name, f"{key} differs from the index: shards of different checkpoints are mixed"
+            )
     return model, list(header.columns.names)
 
 

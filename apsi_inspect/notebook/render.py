@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import visible
-from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, rows, totals
-from ..listing import _ranges as ranges
+from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, ranges, rows, totals
 from ..parts import Badge, Bars, Column, Details, Line, Pre, Stack, Strip, Table, Text, Tree, cut
 
 TYPE_CHECKING = False
@@ -63,7 +62,7 @@ def model_parts(
         parts.append(_units(model))
     chosen = tensors is not None or sort is not None
     groups = folded(model, listed) if tree or not chosen else []
-    folds = any(_folds(g) for g in groups)
+    folds = bool(groups) and _lines_of(groups) <= len(listed) // 2
     if tree or folds:
         parts.append(_tree(groups, open=tree or not chosen))
     if listed:
@@ -134,6 +133,8 @@ def _block(block: int | None) -> str:
 
 
 def _percent(part: int, whole: int) -> str:
+    if 0 < part < whole / 2000:
+        return "< 0.1 %"
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
@@ -250,13 +251,14 @@ def _affine(scale: float, offset: float) -> str:
     return value if scale == 1.0 else f"{value} × {scale!r}"
 
 
-def _folds(group: Group) -> bool:
-    return group.count > 1 or any(map(_folds, group.children))
+def _lines_of(groups: Sequence[Group]) -> int:
+    return sum(1 + _lines_of(g.children) for g in groups)
 
 
 def _tree(groups: Sequence[Group], open: bool) -> Details:
     lines: list[tuple[int, Sequence[Inline]]] = []
-    total = _grow(lines, groups, 0, 1)
+    _grow(lines, groups, 0)
+    total = _lines_of(groups)
     columns = [Column("name", elastic=True), Column("encoding"), Column("shape"), Column("parameters", "right")]
     columns += [Column("bytes", "right"), Column("unit")]
     used = len(columns) if any(row[5] for _, row in lines) else len(columns) - 1
@@ -265,21 +267,19 @@ def _tree(groups: Sequence[Group], open: bool) -> Details:
     return Details("Structure, repeated blocks folded", Tree(columns[:used], body, more=more), open)
 
 
-def _grow(lines: list[tuple[int, Sequence[Inline]]], groups: Sequence[Group], depth: int, times: int) -> int:
-    """Rows of a folded tree in order, at most `TREE_ROWS`; returns how many there are in all."""
-    count = 0
+def _grow(lines: list[tuple[int, Sequence[Inline]]], groups: Sequence[Group], depth: int) -> None:
+    """Rows of a folded tree in order, at most `TREE_ROWS`."""
     for g in groups:
-        count += 1
-        if len(lines) < TREE_ROWS:
-            label: Inline = code(g.label)
-            if g.count > 1:
-                label = Line([Text(f"{g.count} ×", "strong"), label, Text(f"N = {g.numbers}", "muted")])
-            row = g.row if not g.children else None
-            first = [row.encoding, shape_text(row.shape)] if row else ["", ""]
-            sums = [human_count(g.parameters), human_size(g.nbytes)]
-            lines.append((depth, [label, *first, *sums, row.unit if row else ""]))
-        count += _grow(lines, g.children, depth + 1, times * g.count)
-    return count
+        if len(lines) >= TREE_ROWS:
+            return
+        label: Inline = code(g.label)
+        if g.count > 1:
+            label = Line([Text(f"{g.count} ×", "strong"), label, Text(f"(N = {g.numbers})", "muted")])
+        row = g.row if not g.children else None
+        first = [code(row.encoding), shape_text(row.shape)] if row else ["", ""]
+        unit = code(row.unit, 40) if row and row.unit else ""
+        lines.append((depth, [label, *first, human_count(g.parameters), human_size(g.nbytes), unit]))
+        _grow(lines, g.children, depth + 1)
 
 
 def _columns(listed: Sequence[Row]) -> list[tuple[Column, Sequence[Inline]]]:

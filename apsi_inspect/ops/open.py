@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 
 from ..errors import ModelFileError, UnknownFormatError, ValueRefusedError, quote
-from ..formats import FORMATS, Format
-from ..formats import apsim, safetensors
+from ..formats import FORMATS, apsim, safetensors
 from ..formats.base import extension_finding
 from ..model import Finding
 from ..source import FileSource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..model import ModelFile
     from ..source import ByteSource
 
@@ -90,7 +91,7 @@ def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
     return model
 
 
-def _named(format: str):  # type: ignore[no-untyped-def]
+def _named(format: str) -> Callable[[ByteSource], ModelFile]:
     readers = {**{f.name: f.read for f in FORMATS}, "safetensors": safetensors.read, "apsim": apsim.read}
     if format not in readers:
         raise ValueRefusedError(f"format {quote(str(format))} is not known; known: {', '.join(sorted(readers))}")
@@ -111,7 +112,8 @@ def stranger(source: ByteSource, head: bytes) -> ModelFileError:
         except ModelFileError as exc:
             return exc
     return UnknownFormatError(
-        source.name, f"not a safetensors, GGUF or .apsim file: it begins with {bytes(head[:8])!r}, which is no known magic"
+        source.name,
+        f"not a safetensors, GGUF or .apsim file: it begins with {bytes(head[:8])!r}, which is no known magic",
     )
 
 
@@ -151,5 +153,5 @@ def _lone_shard(path: str, model: ModelFile) -> Finding | None:
     return Finding(
         "warning",
         "one-shard",
-        f"by its name this is shard {quote(stem[-5:])} of {quote(rest[:5])}; open the index or the folder for the whole model",
+        f"by its name this is shard {quote(stem[-5:])} of {quote(rest[:5])}; open the index or the folder instead",
     )

@@ -154,7 +154,7 @@ def _block_box(tensor: Tensor, spans: list[tuple[int, int]]) -> NDArray[Any]:
     blocks = np.frombuffer(tensor.raw(), np.uint8).reshape(*tensor.shape[:-1], per_row, encoding.block_bytes)
     cut = blocks[(*(slice(a, z) for a, z in outer), slice(first, last))]
     shape = (*cut.shape[:-2], (last - first) * size)
-    values = decode(encoding, memoryview(np.ascontiguousarray(cut).reshape(-1)), shape, swap=_swapped(tensor))
+    values = decode(encoding, np.ascontiguousarray(cut).reshape(-1), shape, swap=_swapped(tensor))
     return values[..., lo - first * size : hi - first * size]
 
 
