@@ -62,7 +62,7 @@ def inline(part: Inline) -> str:
     if isinstance(part, Badge):
         text = inline(part.text)
         head = f'<span class="b {tone(part.state)}">{SYMBOLS[tone(part.state)]} {escape(part.state)}</span>'
-        return f"{head}: {text}" if text else head
+        return f'{head}<span class="x">:</span> {text}' if text else head
     return " ".join(map(inline, part.parts))
 
 
@@ -109,7 +109,7 @@ def _bars(part: Bars) -> str:
     for label, share, numbers in part.rows:
         width = f"{100 * min(max(share, 0.0), 1.0):.1f}"
         cells = "".join(f'<td class="r">{inline(n)}</td>' for n in numbers)
-        bar = f'<td class="g"><div style="width:{width}%"></div></td>'
+        bar = f'<td class="g"><div><div style="width:{width}%"></div></div></td>'
         rows.append(f'<tr><th scope="row">{inline(label)}</th>{bar}{cells}</tr>')
     table = f'<table class="bars">{_caption(part.caption)}<tbody>{"".join(rows)}</tbody></table>'
     return table + _more(part.more)

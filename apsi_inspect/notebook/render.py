@@ -57,7 +57,9 @@ def model_parts(
     sums = totals(model, listed)
     parts: list[Part] = [_head(model, sums), trust(model), *_findings(model)]
     if listed:
-        parts.append(Stack([_encodings(sums), _blocks(blocks(model, listed), sums.nbytes)], across=True))
+        shares = blocks(model, listed)
+        several = [_blocks(shares, sums.nbytes)] if len(shares) < len(listed) else []
+        parts.append(Stack([_encodings(sums), *several], across=True))
     if model.units:
         parts.append(_units(model))
     chosen = tensors is not None or sort is not None
@@ -71,7 +73,7 @@ def model_parts(
     if len(model.files) > 1:
         parts.append(_files(model))
     if model.metadata:
-        parts.append(_metadata(model, metadata))
+        parts.append(_metadata(model, metadata, open=metadata or not listed))
     parts.append(_container(model))
     return Stack(parts)
 
@@ -81,7 +83,7 @@ def tensor_parts(tensor: Tensor) -> Stack:
     info = tensor.info
     chips: list[tuple[str, Inline]] = [
         ("shape", shape_text(info.shape)),
-        ("elements", f"{tensor.numel:,}".replace(",", " ")),
+        ("elements", _grouped(tensor.numel)),
         ("stored", human_size(info.nbytes)),
         ("bits per weight", f"{tensor.bpw:.2f}"),
         ("values as", info.encoding.dtype),
@@ -138,6 +140,14 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
+def _grouped(n: int) -> str:
+    return f"{n:,}".replace(",", " ")
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def _more(total: int, shown: int, what: str, how: str = "") -> str:
     return f"{total - shown} more {what} not shown{how}" if total > shown else ""
 
@@ -156,18 +166,28 @@ def _head(model: ModelFile, sums: Totals) -> Strip:
         chips.append(("architecture", code(model.architecture, 60)))
     if isinstance(name, str) and name:
         chips.append(("name", code(name, 60)))
-    chips.append(("parameters", human_count(sums.parameters)))
     if sums.parameters:
-        chips.append(("bits per weight", f"{sums.bpw:.2f}"))
+        chips += [("parameters", human_count(sums.parameters)), ("bits per weight", f"{sums.bpw:.2f}")]
     chips += [("size", human_size(model.file_size)), ("tensors", str(sums.tensors))]
     if len(model.files) > 1:
         chips.append(("shards", str(len(model.files))))
-    for label, key in (("file type", "file type"), ("shard", "shard")):
-        if model.facts.get(key):
-            chips.append((label, str(model.facts[key])))
+    chips += [(key, str(model.facts[key])) for key in ("file type", "shard") if model.facts.get(key)]
+    chips += _language(model)
     if model.byte_order != "little":
         chips.append(("byte order", model.byte_order))
     return Strip(code(os.path.basename(model.path)), format_text(model), chips)
+
+
+def _language(model: ModelFile) -> list[tuple[str, Inline]]:
+    """What people ask first of a language model in GGUF: context length and vocabulary."""
+    context = model.metadata.get(f"{model.architecture}.context_length")
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    out: list[tuple[str, Inline]] = []
+    if isinstance(context, int):
+        out.append(("context", _grouped(context)))
+    if tokens is not None and hasattr(tokens, "__len__"):
+        out.append(("vocabulary", _grouped(len(tokens))))
+    return out
 
 
 def trust(model: ModelFile) -> Badge:
@@ -189,15 +209,11 @@ def _findings(model: ModelFile) -> list[Part]:
 
 
 def _encodings(sums: Totals) -> Bars:
-    bars = [
-        (code(s.label), s.nbytes / (sums.nbytes or 1), [human_size(s.nbytes), _percent(s.nbytes, sums.nbytes), _n(s)])
-        for s in sums.by_encoding
-    ]
+    bars: list[tuple[Inline, float, Sequence[Inline]]] = []
+    for s in sums.by_encoding:
+        numbers = [human_size(s.nbytes), _percent(s.nbytes, sums.nbytes), _plural(s.tensors, "tensor")]
+        bars.append((code(s.label), s.nbytes / (sums.nbytes or 1), numbers))
     return Bars(bars, "Bytes per encoding")
-
-
-def _n(share: Share) -> str:
-    return f"{share.tensors} tensor{'s' if share.tensors != 1 else ''}"
 
 
 def _blocks(shares: Sequence[Share], whole: int) -> Bars:
@@ -205,17 +221,13 @@ def _blocks(shares: Sequence[Share], whole: int) -> Bars:
     groups = _alike(shares, by_size=True)
     if len(groups) > BLOCK_BARS:
         groups = _alike(shares, by_size=False)
-    bars = []
+    bars: list[tuple[Inline, float, Sequence[Inline]]] = []
     for label, numbers, members in groups[:BLOCK_BARS]:
-        nbytes = sum(s.nbytes for s in members)
-        sizes = sorted({human_size(s.nbytes) for s in members})
-        each = (
-            f"{len(members)} × {sizes[0] if len(sizes) == 1 else 'up to ' + human_size(max(s.nbytes for s in members))}"
-        )
+        nbytes, largest = sum(s.nbytes for s in members), max(s.nbytes for s in members)
+        upto = "" if all(s.nbytes == largest for s in members) else "up to "
+        each = f"{len(members)} × {upto}{human_size(largest)}" if len(members) > 1 else ""
         name = code(f"{label}.{numbers}" if numbers else label, 48)
-        bars.append(
-            (name, nbytes / (whole or 1), [human_size(nbytes), _percent(nbytes, whole), each if numbers else ""])
-        )
+        bars.append((name, nbytes / (whole or 1), [human_size(nbytes), _percent(nbytes, whole), each]))
     return Bars(bars, "Bytes per block", _more(len(groups), BLOCK_BARS, "blocks"))
 
 
@@ -328,19 +340,19 @@ def _files(model: ModelFile) -> Details:
     return Details(f"Files ({len(model.sources)})", Table(columns, body, more=more))
 
 
-def _metadata(model: ModelFile, open: bool) -> Details:
+def _metadata(model: ModelFile, full: bool, open: bool) -> Details:
     listed = metadata_rows(model)
-    limit = len(listed) if open else METADATA_ROWS
+    limit = len(listed) if full else METADATA_ROWS
     body: list[list[Inline]] = [[code(r.key), Text(r.type, "muted"), code(r.text, VALUE)] for r in listed[:limit]]
     columns = [Column("key", elastic=True), Column("type"), Column("value", elastic=True)]
     more = _more(len(listed), limit, "keys", ": m.metadata has them all")
     parts: list[Part] = [Table(columns, body, more=more)]
     template = model.metadata.get("tokenizer.chat_template")
-    if open and isinstance(template, str):
+    if full and isinstance(template, str):
         rest = len(template) - TEMPLATE
         text = template[:TEMPLATE] + (f"\n… {rest} more characters" if rest > 0 else "")
         parts.append(Details("Chat template", Pre(text), True))
-    return Details(f"Metadata ({len(listed)} keys)", Stack(parts), open)
+    return Details(f"Metadata ({_plural(len(listed), 'key')})", Stack(parts), open)
 
 
 def _container(model: ModelFile) -> Details:
