@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 
 from ._jit import kernel
@@ -283,3 +284,25 @@ def encode_f6_e3m2(x, raw, b0, b1):
         e3m2x4_n(a + 16 * b, o + 3 * b)
     for b in range(mid, b1):
         e3m2x4_4(a + 16 * b, o + 3 * b)
+
+
+@emitter(M, ret=I32)
+def bad_n(src: M) -> W:
+    """How many of 32 elements are NaN or infinite."""
+    src.prefetch(AHEAD)
+    src.prefetch(AHEAD + 64)
+    a = src.load(I32, LANES) & 0x7FFFFFFF
+    return a.gt(0x7F7FFFFF).mask_bits().ctpop()
+
+
+@kernel
+def count_nonfinite(x, i0, i1):
+    """How many of x[i0:i1] are NaN or infinite."""
+    a = x.ctypes.data
+    mid = i0 + (i1 - i0) // LANES * LANES
+    bad = 0
+    for i in range(i0, mid, LANES):
+        bad += bad_n(a + 4 * i)
+    for i in range(mid, i1):
+        bad += not np.isfinite(x[i])
+    return bad
