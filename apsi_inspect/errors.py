@@ -118,6 +118,9 @@ class MissingPackageError(ApsiError, ImportError):
     """An optional package is needed for this."""
 
     def __init__(self, package: str, what: str, extra: str | None = None) -> None:
-        self.package = package
+        self.package, self._args = package, (package, what, extra)
         install = f"pip install 'apsi-inspect[{extra}]'" if extra else f"pip install {package}"
         super().__init__(f"{what} needs the package {package}: {install}", name=package)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str | None]]:
+        return type(self), self._args

@@ -7,14 +7,16 @@ specification.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-MAX_DEPTH = 256
-_DECIMAL = re.compile(r"0|[1-9][0-9]*")
+MAX_DEPTH = 256  # components of a dotted name, containers around a leaf
+MAX_NODES = 100_000  # inner nodes beyond four a name: names that share nothing would make 255 each
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,8}")
 _BIG_INT = re.compile(r"-?(0|[1-9][0-9]{0,4095})")
 _FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -43,7 +45,10 @@ class record(dict[str, "Any"]):  # noqa: N801  (the user's documentation calls i
         return [*super().__dir__(), *(k for k in self if isinstance(k, str) and k.isidentifier())]
 
     def __repr__(self) -> str:
-        return "record(" + ", ".join(f"{k}={v!r}" for k, v in self.items()) + ")"
+        try:
+            return "record(" + ", ".join(f"{k}={v!r}" for k, v in self.items()) + ")"
+        except RecursionError:
+            return "record(…)"
 
 
 class TreeError(ValueError):
@@ -63,21 +68,37 @@ def from_names(names: Iterable[str], leaf: Callable[[str], Any]) -> record | lis
     Returns
     -------
     record or list
-        None where one name is a leaf and also the prefix of another.
+        None where one name is a leaf and also the prefix of another, or where the tree would be absurdly large.
     """
     root: dict[str, Any] = {}
+    spare = MAX_NODES
     for name in names:
         node = root
-        parts = name.split(".", MAX_DEPTH)
+        parts = name.split(".", MAX_DEPTH - 1)
+        spare += 4
         for part in parts[:-1]:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
+            child = node.get(part)
+            if child is None:
+                child = node[part] = {}
+                spare -= 1
+            elif not isinstance(child, dict):
                 return None
-        if parts[-1] in node:
+            node = child
+        if parts[-1] in node or spare < 0:
             return None
         node[parts[-1]] = _Leaf(name)
     tree: record | list[Any] = _listify(root, leaf)
     return tree
+
+
+def prefix_conflict(names: Iterable[str]) -> bool:
+    """True where one name is a leaf and also the prefix of another; no tree is built."""
+    names = list(names)
+    if any("\0" in name for name in names):
+        return from_names(names, str) is None
+    # With the lowest character as separator, whatever begins with "a." stands right after "a".
+    ordered = sorted(name.replace(".", "\0") for name in names)
+    return any(b.startswith(a) and b[len(a)] == "\0" for a, b in pairwise(ordered))
 
 
 class _Leaf(str):
