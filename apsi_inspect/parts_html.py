@@ -101,7 +101,8 @@ def _grid(part: Table | Tree, rows: Sequence[tuple[int, Sequence[Inline]]]) -> s
 def _row(marks: Sequence[str], depth: int, row: Sequence[Inline]) -> str:
     pad = f'<span class="i">{"&emsp;" * depth}</span>' if depth else ""
     cells = "".join(f"<td{m}>{inline(c)}</td>" for m, c in zip(marks[1:], row[1:], strict=True))
-    return f'<tr><th scope="row"{marks[0]}>{pad}{inline(row[0])}</th>{cells}</tr>'
+    left = ' style="text-align:left"' if depth else ""  # keeps the indentation where the style sheet is dropped
+    return f'<tr><th scope="row"{marks[0]}{left}>{pad}{inline(row[0])}</th>{cells}</tr>'
 
 
 def _bars(part: Bars) -> str:
