@@ -29,6 +29,7 @@ _PUBLIC = {
     "record": ".tree",
     "safetensors_info": ".ops.info",
     "samples": ".samples",
+    "stats": ".ops.survey",
 }
 
 __all__ = ["__version__", *_PUBLIC]

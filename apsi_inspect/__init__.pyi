@@ -12,6 +12,7 @@ from .errors import (
 from .model import Finding as Finding, ModelFile as ModelFile, Tensor as Tensor
 from .ops.info import gguf_info as gguf_info, model_info as model_info, safetensors_info as safetensors_info
 from .ops.open import open as open
+from .ops.survey import stats as stats
 from .table import TensorTable as TensorTable
 from .tree import record as record
 from .units import Unit as Unit

@@ -281,6 +281,7 @@ def _sorted(out: list[Row], sort: str | None) -> list[Row]:
     if column not in Row._fields:
         raise ValueRefusedError(f"no column {quote(column)} to sort by; columns: {', '.join(Row._fields)}")
     at = Row._fields.index(column)
+    out.sort(key=lambda r: natural_key(r.name))  # the order of equal values
     return sorted(out, key=lambda r: (r[at] is None, r[at] if r[at] is not None else 0), reverse=sort[0] == "-")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .encodings.scaled import QParams
+    from .ops.stats import TensorStats
     from .source import ByteSource
     from .tree import record
     from .units import Unit
@@ -110,10 +111,11 @@ class Tensor(display.TensorDisplay):
     ``np.asarray(tensor)`` gives the values (a read-only view where the bytes allow it), ``tensor[2:4]`` a part of them.
     """
 
-    __slots__ = ("byte_order", "info", "source")
+    __slots__ = ("byte_order", "info", "kept_stats", "source")
 
     def __init__(self, info: TensorInfo, source: ByteSource, byte_order: str = "little") -> None:
         self.info, self.source, self.byte_order = info, source, byte_order
+        self.kept_stats: TensorStats | None = None
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..errors import ApsiError, visible
+from ..errors import ApsiError, ValueRefusedError, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
     for path in args.paths:
         try:
             documents.append(_one(path, args, first=not documents))
+        except ValueRefusedError as exc:
+            print(f"apsi: {exc}", file=sys.stderr)
+            return 2
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
             print(f"apsi: {_say(path, exc)}", file=sys.stderr)

@@ -10,8 +10,8 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..encodings.values import decode, decode_scaled
-from ..errors import visible
+from ..encodings.values import aligned_empty, decode, decode_scaled
+from ..errors import ApsiError, visible
 from ..listing import human_size
 
 if TYPE_CHECKING:
@@ -120,10 +120,14 @@ def _ellipsis(key: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 
 def _bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[tuple[int, int]], tuple[Any, ...]] | None:
     """The box of elements that a basic key touches, and the key relative to it; None for any other key."""
-    if not shape or sum(k is Ellipsis for k in key) > 1:
-        return None
-    basic = all(k is Ellipsis or isinstance(k, slice) or (hasattr(k, "__index__") and type(k) is not bool) for k in key)
-    if not basic or len(key) - (Ellipsis in [k for k in key if k is Ellipsis]) > len(shape):
+    import numpy as np
+
+    dots = sum(k is Ellipsis for k in key)
+    basic = all(
+        k is Ellipsis or isinstance(k, slice | np.integer) or (isinstance(k, int) and not isinstance(k, bool))
+        for k in key
+    )
+    if not shape or not basic or dots > 1 or len(key) - dots > len(shape):
         return None
     spans: list[tuple[int, int]] = []
     rest: list[Any] = []
@@ -135,7 +139,7 @@ def _bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[tuple[in
             stop = picked.stop - lo
             rest.append(slice(picked.start - lo, stop if stop >= 0 else None, picked.step) if len(picked) else slice(0))
         else:
-            i = k.__index__()
+            i = int(k)
             if not -n <= i < n:
                 return None  # NumPy raises the IndexError, on the whole shape
             spans.append((i % n, i % n + 1))
@@ -158,19 +162,25 @@ def _block_box(tensor: Tensor, spans: list[tuple[int, int]]) -> NDArray[Any]:
     return values[..., lo - first * size : hi - first * size]
 
 
-def stream(tensor: Tensor, chunk: int = STREAM) -> Iterator[NDArray[Any]]:
-    """The values in flat pieces of about `chunk` elements, in order; memory stays bounded by a piece."""
+def stream(tensor: Tensor, chunk: int = STREAM, *, widen: bool = False) -> Iterator[NDArray[Any]]:
+    """The values in flat pieces of about `chunk` elements, in order; memory stays bounded by a piece.
+
+    With `widen`, floats of at most 16 bits come as float32, in a buffer that is used again for the next piece.
+    """
     encoding, n = tensor.info.encoding, tensor.numel
     if tensor.qparams is not None:
         yield from _stream_rows(tensor, chunk)
         return
     raw = tensor.raw()
     step = max(1, chunk // encoding.block_size) * encoding.block_size
+    small = widen and encoding.kind in ("float", "block") and encoding.dtype not in ("float32", "float64")
+    buffer = aligned_empty((min(step, n),), "float32") if small or (widen and encoding.is_block) else None
     for i in range(0, n, step):
         count = min(step, n - i)
         a, nbytes = i // encoding.block_size * encoding.block_bytes, encoding.nbytes(count)
         assert nbytes is not None  # the reader has checked that the tensor fills whole blocks
-        yield decode(encoding, raw[a : a + nbytes], (count,), swap=_swapped(tensor))
+        out = None if buffer is None else buffer[:count]
+        yield decode(encoding, raw[a : a + nbytes], (count,), out=out, swap=_swapped(tensor))
 
 
 def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
@@ -184,14 +194,44 @@ def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
 
 
 def tensor_stats(tensor: Tensor) -> TensorStats:
-    """Statistics of the values, streamed."""
-    from .stats import compute_stats
+    """Statistics of the values, streamed; kept with the tensor."""
+    if tensor.kept_stats is None:
+        from .stats import compute_stats
 
-    return compute_stats(stream(tensor))
+        tensor.kept_stats = compute_stats(stream(tensor, widen=True), dtype=tensor.info.encoding.dtype)
+    return tensor.kept_stats
+
+
+BRIEF = 1 << 22  # elements up to which `repr` looks at the values
+_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def tensor_repr(tensor: Tensor) -> str:
-    """One line of what the header says; values are not touched."""
+    """One line: name, shape, encoding, unit, bytes; for a small tensor (or known statistics) what the values are like."""
     unit = f" [{tensor.unit}]" if tensor.unit is not None else ""
     shape = " × ".join(map(str, tensor.shape)) or "scalar"
-    return f"<Tensor {visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}>"
+    head = f"{visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}"
+    wanted = tensor.kept_stats is not None or (tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex")
+    if not wanted or not tensor.numel:
+        return f"<Tensor {head}>"
+    try:
+        return f"<Tensor {head}; {stats_line(tensor_stats(tensor))}>"
+    except ApsiError:  # closed, or changed on disk: what the header said still stands
+        return f"<Tensor {head}>"
+
+
+def stats_line(s: TensorStats) -> str:
+    """``-0.51 … 0.48, mean 0.0003 ± 0.077, ▁▂▅█▅▂▁, 3.1 % zeros``; anything unusual is counted."""
+    odd = [f"{n} {word}" for n, word in ((s.nan, "NaN"), (s.posinf, "+Inf"), (s.neginf, "-Inf")) if n]
+    if s.zeros:
+        odd.append(f"{100 * s.sparsity:.3g} % zeros")
+    if s.subnormals:
+        odd.append(f"{s.subnormals} subnormal")
+    if not s.finite:
+        return ", ".join(odd)
+    if s.min == s.max:
+        return ", ".join([f"all {s.min:.4g}" if s.finite == s.count else f"all finite ones {s.min:.4g}", *odd])
+    counts, _ = s.histogram(12)
+    top = max(float(counts.max()), 1e-300)
+    bars = "".join(_LEVELS[min(7, int(8 * c / top))] if c > 0 else " " for c in counts)
+    return ", ".join([f"{s.min:.4g} … {s.max:.4g}", f"mean {s.mean:.3g} ± {s.std:.3g}", f"▕{bars}▏", *odd])

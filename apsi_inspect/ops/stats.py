@@ -261,7 +261,8 @@ def _wide(parts: Iterable[NDArray[Any]], *, integer: bool, smallest: float) -> T
             low, high = min(low, x.min().item()), max(high, x.max().item())
             y = x.astype(np.float64)
             d = y - y[0]
-            moments.merge(x.size, float(y[0]), float(d.sum()), float(np.dot(d, d)))
+            with np.errstate(over="ignore"):  # beyond 1e154 the standard deviation is infinite
+                moments.merge(x.size, float(y[0]), float(d.sum()), float(np.dot(d, d)))
             keys = np.clip(y, -largest, largest).astype(np.float32).view(np.uint32) >> 16
             table += np.bincount(keys, minlength=BINS)
     is_nan, posinf, neginf, zeros, tiny = map(int, found)
