@@ -119,8 +119,21 @@ def test_what_the_command_imports(args: list[str]) -> None:
     code = (
         "import sys; from apsi_inspect.cli import main\n"
         f"try: main({args!r})\nexcept SystemExit: pass\n"
-        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'ipywidgets', 'IPython', 'pint', 'tqdm', 'gguf', 'asyncio'}\n"
+        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'ipywidgets', 'IPython', 'pint', 'tqdm', 'gguf'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_stats_of_the_real_model() -> None:
+    done = run("model", "stats", REAL, "--tensors", "core.block.pw.*", "--sort=-max", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    tensors = json.loads(done.stdout)["tensors"]
+    assert tensors[0]["name"] == "core.block.pw.weight.qweight"
+    assert tensors[0]["max"] == 127  # symmetric int8: the largest code of some row
+    assert isinstance(tensors[0]["max"], int | float)
+    text = run("model", "stats", REAL, "--tensors", "core.norm*")
+    assert "core.norm.weight" in text.stdout
+    assert run("model", "stats", REAL, "--tensors", "nope*").returncode == 2
+    assert run("model", "stats", "missing.gguf").returncode == 3

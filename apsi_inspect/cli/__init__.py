@@ -27,11 +27,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     model = commands.add_parser("model", help="look at a model file", description="Work with model files.")
     verbs = model.add_subparsers(dest="verb", metavar="VERB", required=True)
-    from . import info
+    from . import info, samples, stats, warm
 
     info.add_parser(verbs)
-    from . import samples, warm
-
+    stats.add_parser(verbs)
     samples.add_parser(commands)
     warm.add_parser(commands)
     return parser

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             return 2
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
-            print(f"apsi: {_say(path, exc)}", file=sys.stderr)
+            print(f"apsi: {say(path, exc)}", file=sys.stderr)
             failed = True
     if args.json and documents:
         import json
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 3 if failed else 0
 
 
-def _say(path: str, exc: ApsiError | OSError) -> str:
+def say(path: str, exc: ApsiError | OSError) -> str:
     if isinstance(exc, OSError) and exc.strerror and not isinstance(exc, ApsiError):
         return f"{visible(path)}: {exc.strerror}"
     return str(exc)

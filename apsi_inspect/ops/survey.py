@@ -36,8 +36,8 @@ def stats(
     Returns
     -------
     TensorTable
-        The table of the model with the columns ``min, max, mean, std, nan, inf, zeros, subnormals, sparsity, q01, median,
-        q99``; NaN for complex tensors and where there is no finite value. Quantiles are within 1/128 of themselves.
+        The table of the model with the columns ``min, max, mean, std, nan, inf, zeros, subnormals, sparsity, q01,
+        median, q99``; NaN for complex tensors and where there is no finite value. Quantiles are within 1/128 of themselves.
 
     Raises
     ------

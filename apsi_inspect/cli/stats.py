@@ -1,0 +1,66 @@
+"""`apsi model stats PATH`: statistics of the values of the tensors."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_parser(verbs: Any) -> None:
+    """Register the verb."""
+    p = verbs.add_parser(
+        "stats",
+        help="statistics of the values: range, mean, spread, NaN, Inf, zeros (reads all data)",
+        description="Read the values of a model's tensors, of any encoding, and show their statistics.",
+    )
+    p.add_argument("path", metavar="PATH")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.add_argument("--tensors", metavar="GLOB", help="only tensors whose name matches")
+    p.add_argument(
+        "--sort", metavar="COLUMN", default="name", help="order by a column: name, std, sparsity …; -std descends"
+    )
+    p.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row per tensor."""
+    from ..errors import ApsiError, ValueRefusedError
+    from ..ops.survey import COLUMNS, stats
+    from .info import say
+
+    try:
+        table = stats(args.path, args.tensors, progress=None if sys.stderr.isatty() else False)
+        table = table.sort(args.sort.lstrip("-"), descending=args.sort.startswith("-"))
+    except ValueRefusedError as exc:
+        print(f"apsi: {exc}", file=sys.stderr)
+        return 2
+    except (ApsiError, OSError) as exc:
+        print(f"apsi: {say(args.path, exc)}", file=sys.stderr)
+        return 3
+    columns = ["name", "encoding", "numel", *COLUMNS]
+    rows = list(table.frame[columns].itertuples(index=False, name=None))
+    if args.json:
+        print(_json(args.path, columns, rows))
+        return 0
+    from ..notebook.render import code
+    from ..parts import Column, Table, to_text
+    from .terminal import colour, width
+
+    heads = [Column(c, "left" if c in ("name", "encoding") else "right") for c in columns]
+    cells = [[code(row[0]), row[1], *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row[2:])] for row in rows]
+    print(to_text(Table(heads, cells), width=width(), color=colour(sys.stdout)))
+    return 0
+
+
+def _json(path: str, columns: list[str], rows: list[tuple[Any, ...]]) -> str:
+    import json
+
+    from ..ops.info import SCHEMA_VERSION, plain
+
+    tensors = [{c: plain(v.item() if hasattr(v, "item") else v) for c, v in zip(columns, r, strict=True)} for r in rows]
+    document = {"schema_version": SCHEMA_VERSION, "file": path, "tensors": tensors}
+    return json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
