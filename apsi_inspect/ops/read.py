@@ -207,7 +207,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def tensor_repr(tensor: Tensor) -> str:
-    """One line: name, shape, encoding, unit, bytes; of a small tensor (or known statistics) what the values are like."""
+    """One line: name, shape, encoding, unit, bytes; for a small tensor also what the values are like."""
     unit = f" [{tensor.unit}]" if tensor.unit is not None else ""
     shape = " × ".join(map(str, tensor.shape)) or "scalar"
     head = f"{visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}"

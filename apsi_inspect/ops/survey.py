@@ -9,12 +9,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ValueRefusedError, quote
+from ..model import ModelFile
 from ..table import TensorTable
 from .open import open as open_model
 from .read import tensor_stats
 
 if TYPE_CHECKING:
-    from ..model import ModelFile, Tensor
+    from ..model import Tensor
 
 COLUMNS = ("min", "max", "mean", "std", "nan", "inf", "zeros", "subnormals", "sparsity", "q01", "median", "q99")
 
@@ -37,17 +38,18 @@ def stats(
     -------
     TensorTable
         The table of the model with the columns ``min, max, mean, std, nan, inf, zeros, subnormals, sparsity, q01,
-        median, q99``; NaN for complex tensors and where there is no finite value. Quantiles are within 1/128 of themselves.
+        median, q99``; NaN for complex tensors and where there is no finite value. Quantiles are within 1/128 of
+        themselves.
 
     Raises
     ------
     ValueRefusedError
         No tensor matches.
     """
-    if not hasattr(model, "columns"):
-        with open_model(model) as opened:  # type: ignore[arg-type]
+    if not isinstance(model, ModelFile):
+        with open_model(model) as opened:
             return stats(opened, tensors, progress=progress)
-    table = TensorTable.of(model)  # type: ignore[arg-type]
+    table = TensorTable.of(model)
     table = table if tensors is None else table.filter(tensors)
     if tensors is not None and not len(table):
         raise ValueRefusedError(f"no tensor matches {quote(tensors)}")
@@ -57,7 +59,7 @@ def stats(
 
     with tqdm(total=table.nbytes, unit="B", unit_scale=True, desc="stats", disable=not shown, leave=False) as bar:
         for name in table:
-            tensor: Tensor = model[name]  # type: ignore[index]
+            tensor = model[name]
             rows.append(_row(tensor))
             bar.update(tensor.nbytes)
     columns: dict[str, Any] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
