@@ -32,7 +32,7 @@ def style_sheet() -> str:
 
     with open(os.path.join(os.path.dirname(__file__), "parts.css"), encoding="utf-8") as file:
         css = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
-    return re.sub(r"\s*([{};,])\s*", r"\1", " ".join(css.split())).strip()
+    return re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", " ".join(css.split())).strip()
 
 
 def page(part: Part) -> str:

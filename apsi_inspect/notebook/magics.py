@@ -182,8 +182,9 @@ def _typed(text: str) -> tuple[list[str], str, bool]:
 
 
 def _paths(word: str, quoted: bool) -> list[str]:
-    """Completions of a path, in the way it was typed; spaces get a backslash unless a quote is open."""
-    plain = word if quoted or sys.platform == "win32" else word.replace("\\ ", " ")
+    """Completions of a path, in the way it was typed; spaces and quotes get a backslash unless a quote is open."""
+    escaped = not quoted and sys.platform != "win32"
+    plain = re.sub(r"\\(.)", r"\1", word) if escaped else word
     folder, start = os.path.split(plain)
     out = []
     try:
@@ -196,7 +197,7 @@ def _paths(word: str, quoted: bool) -> list[str]:
                         out.append(os.path.join(folder, e.name))
     except OSError:
         return []  # an unreadable folder has no completions
-    return sorted(p if quoted else p.replace(" ", "\\ ") for p in out)
+    return sorted(re.sub(r"([\s'\"\\])", r"\\\1", p) if escaped else p for p in out)
 
 
 def load_ipython_extension(ipython: Any) -> None:

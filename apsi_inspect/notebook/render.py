@@ -319,7 +319,7 @@ def _tensors(shown: Sequence[Row], total: int, tensors: str | None, open: bool) 
     n = len(shown)
     title: Inline = f"Tensors ({n})"
     if tensors is not None:
-        title = Line([f"Tensors ({n} of {total} match", code(tensors), ")"])
+        title = Line([f"Tensors: {n} of {total} match", code(tensors)])
     limit = n if n <= ALL_ROWS else FIRST_ROWS
     columns = _columns(shown[:limit])
     more = _more(n, limit, "tensors", "; choose with a glob: --tensors 'blk.0.*'")
