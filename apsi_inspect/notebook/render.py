@@ -1,6 +1,6 @@
 """Parts of a model and of a tensor: what `print(m)`, a notebook and `apsi model info` show.
 
-Header only: no tensor is read, NumPy is not imported. Bounded: of many tensors, keys or findings the first are shown,
+Of a model the header only: no tensor is read, NumPy is not imported. Bounded: of many tensors, keys or findings the first are shown,
 and the number that is not. `tests/test_render.py` enforces both, and the escaping on hostile files.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import visible
+from ..errors import ApsiError, visible
 from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, ranges, rows, totals
 from ..parts import Badge, Bars, Column, Details, Line, Pre, Stack, Strip, Table, Text, Tree, cut
 
@@ -79,7 +79,7 @@ def model_parts(
 
 
 def tensor_parts(tensor: Tensor) -> Stack:
-    """What the header says of one tensor."""
+    """What the header says of one tensor, and of a small one what its values are like."""
     info = tensor.info
     chips: list[tuple[str, Inline]] = [
         ("shape", shape_text(info.shape)),
@@ -96,7 +96,20 @@ def tensor_parts(tensor: Tensor) -> Stack:
         q = info.qparams
         along = "whole tensor" if q.axis is None else f"axis {q.axis}, {_block(q.block)}"
         chips += [("scales", along), ("packing", q.packing)]
-    return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips)])
+    return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips), *_values(tensor)])
+
+
+def _values(tensor: Tensor) -> list[Part]:
+    """What the values are like, where they are few or have been measured already."""
+    from ..ops.read import BRIEF, stats_line
+
+    small = 0 < tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex"
+    if tensor.kept_stats is None and not small:
+        return []
+    try:
+        return [Line([Text("values", "muted"), Text(stats_line(tensor.stats()), "code")])]
+    except ApsiError:  # closed, or changed on disk: what the header said still stands
+        return []
 
 
 def table_parts(table: TensorTable) -> Stack:
