@@ -1,35 +1,47 @@
-"""Parts of a model and of a tensor: what `print(m)`, a notebook and `apsi model info` show.
+"""Parts of a model: what `print(m)`, a notebook and `apsi model info` show.
 
-Of a model the header only: no tensor is read, NumPy is not imported. Bounded: of many tensors, keys or findings the first are shown,
-and the number that is not. `tests/test_render.py` enforces both, and the escaping on hostile files.
+From the header only: no tensor is read, NumPy is not imported. Bounded: of many tensors, keys or findings the first are
+shown, and the number of those that are not. `tests/test_render.py` enforces both, and the escaping on hostile files.
 """
 
 from __future__ import annotations
 
 import os
 
-from ..errors import ApsiError, visible
+from ..errors import visible
 from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, ranges, rows, totals
 from ..parts import Badge, Bars, Column, Details, Line, Pre, Stack, Strip, Table, Text, Tree, cut
+from .render_tensors import (
+    ALL_ROWS,
+    FIRST_ROWS,
+    code,
+    grouped,
+    more_text,
+    percent,
+    plural,
+    shape_text,
+    table_parts,
+    tensor_columns,
+    tensor_parts,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..listing import Group, Share, Totals
-    from ..model import ModelFile, Tensor
+    from ..model import ModelFile
     from ..parts import Inline, Part
-    from ..table import TensorTable
     from ..units import Unit
 
-ALL_ROWS = 320  # up to here every tensor is listed,
-FIRST_ROWS = 100  # else so many
+__all__ = ["code", "format_text", "model_parts", "shape_text", "table_parts", "tensor_parts", "trust"]
+
 TREE_ROWS = 150
 BLOCK_BARS = 12
 METADATA_ROWS = 150
 FINDINGS = 12
 UNITS = 40
-NAME, VALUE, TEMPLATE = 120, 300, 6000  # characters
+VALUE, TEMPLATE = 300, 6000  # characters
 FORMAT_NAMES = {"gguf": "GGUF", "safetensors": "safetensors", "apsim": ".apsim"}
 
 
@@ -78,93 +90,6 @@ def model_parts(
     return Stack(parts)
 
 
-def tensor_parts(tensor: Tensor) -> Stack:
-    """What the header says of one tensor, and of a small one what its values are like."""
-    info = tensor.info
-    chips: list[tuple[str, Inline]] = [
-        ("shape", shape_text(info.shape)),
-        ("elements", _grouped(tensor.numel)),
-        ("stored", human_size(info.nbytes)),
-        ("bits per weight", f"{tensor.bpw:.2f}"),
-        ("values as", info.encoding.dtype),
-        ("offset", str(info.offset)),
-        ("file", code(os.path.basename(tensor.source.name))),
-    ]
-    if info.unit is not None:
-        chips.append(("unit", Line([code(str(info.unit)), Text(f"({info.unit.dimension})", "muted")])))
-    if info.qparams is not None:
-        q = info.qparams
-        along = "whole tensor" if q.axis is None else f"axis {q.axis}, {_block(q.block)}"
-        chips += [("scales", along), ("packing", q.packing)]
-    return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips), *_values(tensor)])
-
-
-def _values(tensor: Tensor) -> list[Part]:
-    """What the values are like, where they are few or have been measured already."""
-    from ..ops.read import BRIEF, stats_line
-
-    small = 0 < tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex"
-    if tensor.kept_stats is None and not small:
-        return []
-    try:
-        return [Line([Text("values", "muted"), Text(stats_line(tensor.stats()), "code")])]
-    except ApsiError:  # closed, or changed on disk: what the header said still stands
-        return []
-
-
-def table_parts(table: TensorTable) -> Stack:
-    """Rows of a tensor table, the first of many."""
-    frame = table.frame
-    chips: list[tuple[str, Inline]] = [("tensors", str(len(frame))), ("parameters", human_count(table.parameters))]
-    if table.parameters:
-        chips.append(("bits per weight", f"{8 * table.nbytes / table.parameters:.2f}"))
-    chips.append(("bytes", human_size(table.nbytes)))
-    limit = len(frame) if len(frame) <= ALL_ROWS else FIRST_ROWS
-    columns = [c for c in frame.columns if c in Row._fields]
-    listed = []
-    for values in frame[columns].head(limit).itertuples(index=False):
-        row = Row(**dict(zip(columns, values, strict=True)), role="")
-        listed.append(
-            row._replace(axis=None if row.axis == -1 else row.axis, block=None if row.block == -1 else row.block)
-        )
-    cells = _columns(listed)
-    body = list(zip(*(c for _, c in cells), strict=True))
-    more = _more(len(frame), limit, "tensors", ": t.frame has them all, t.filter() chooses")
-    return Stack([Strip(code(table.title), "tensor table", chips), Table([c for c, _ in cells], body, more=more)])
-
-
-def code(text: str, limit: int = NAME) -> Text:
-    """Text from a file: marked, made visible, its middle cut."""
-    return Text(cut(visible(text[: 4 * limit] + text[-limit:] if len(text) > 5 * limit else text), limit), "code")
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """``49152 × 576``; ``scalar`` for no dimensions."""
-    return " × ".join(map(str, shape)) if shape else "scalar"
-
-
-def _block(block: int | None) -> str:
-    return "whole axis" if block is None else f"blocks of {block}"
-
-
-def _percent(part: int, whole: int) -> str:
-    if 0 < part < whole / 2000:
-        return "< 0.1 %"
-    return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
-def _grouped(n: int) -> str:
-    return f"{n:,}".replace(",", " ")
-
-
-def _plural(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def _more(total: int, shown: int, what: str, how: str = "") -> str:
-    return f"{total - shown} more {what} not shown{how}" if total > shown else ""
-
-
 def format_text(model: ModelFile) -> str:
     """``GGUF v3``."""
     name = FORMAT_NAMES.get(model.format, model.format)
@@ -197,9 +122,9 @@ def _language(model: ModelFile) -> list[tuple[str, Inline]]:
     tokens = model.metadata.get("tokenizer.ggml.tokens")
     out: list[tuple[str, Inline]] = []
     if isinstance(context, int):
-        out.append(("context", _grouped(context)))
+        out.append(("context", grouped(context)))
     if tokens is not None and hasattr(tokens, "__len__"):
-        out.append(("vocabulary", _grouped(len(tokens))))
+        out.append(("vocabulary", grouped(len(tokens))))
     return out
 
 
@@ -217,14 +142,14 @@ def trust(model: ModelFile) -> Badge:
 
 def _findings(model: ModelFile) -> list[Part]:
     out: list[Part] = [Badge(f.severity, cut(visible(f.message), VALUE)) for f in model.findings[:FINDINGS]]
-    more = _more(len(model.findings), FINDINGS, "findings", ": m.findings has them all")
+    more = more_text(len(model.findings), FINDINGS, "findings", ": m.findings has them all")
     return [*out, Text("… " + more, "muted")] if more else out
 
 
 def _encodings(sums: Totals) -> Bars:
     bars: list[tuple[Inline, float, Sequence[Inline]]] = []
     for s in sums.by_encoding:
-        numbers = [human_size(s.nbytes), _percent(s.nbytes, sums.nbytes), _plural(s.tensors, "tensor")]
+        numbers = [human_size(s.nbytes), percent(s.nbytes, sums.nbytes), plural(s.tensors, "tensor")]
         bars.append((code(s.label), s.nbytes / (sums.nbytes or 1), numbers))
     return Bars(bars, "Bytes per encoding")
 
@@ -240,8 +165,8 @@ def _blocks(shares: Sequence[Share], whole: int) -> Bars:
         upto = "" if all(s.nbytes == largest for s in members) else "up to "
         each = f"{len(members)} × {upto}{human_size(largest)}" if len(members) > 1 else ""
         name = code(f"{label}.{numbers}" if numbers else label, 48)
-        bars.append((name, nbytes / (whole or 1), [human_size(nbytes), _percent(nbytes, whole), each]))
-    return Bars(bars, "Bytes per block", _more(len(groups), BLOCK_BARS, "blocks"))
+        bars.append((name, nbytes / (whole or 1), [human_size(nbytes), percent(nbytes, whole), each]))
+    return Bars(bars, "Bytes per block", more_text(len(groups), BLOCK_BARS, "blocks"))
 
 
 def _alike(shares: Sequence[Share], by_size: bool) -> list[tuple[str, str, list[Share]]]:
@@ -268,7 +193,7 @@ def _units(model: ModelFile) -> Table:
         si = "coherent SI" if unit.is_coherent else f"SI = {_affine(unit.scale, unit.offset)}"
         body.append([code(str(unit), 60), unit.dimension, si, str(n)])
     columns = [Column("unit"), Column("dimension"), Column("conversion"), Column("tensors", "right")]
-    return Table(columns, body, "Units", _more(len(counts), UNITS, "units"))
+    return Table(columns, body, "Units", more_text(len(counts), UNITS, "units"))
 
 
 def _affine(scale: float, offset: float) -> str:
@@ -288,7 +213,7 @@ def _tree(groups: Sequence[Group], open: bool) -> Details:
     columns += [Column("bytes", "right"), Column("unit")]
     used = len(columns) if any(row[5] for _, row in lines) else len(columns) - 1
     body = [(depth, row[:used]) for depth, row in lines]
-    more = _more(total, len(lines), "rows")
+    more = more_text(total, len(lines), "rows")
     return Details("Structure, repeated blocks folded", Tree(columns[:used], body, more=more), open)
 
 
@@ -307,35 +232,14 @@ def _grow(lines: list[tuple[int, Sequence[Inline]]], groups: Sequence[Group], de
         _grow(lines, g.children, depth + 1)
 
 
-def _columns(listed: Sequence[Row]) -> list[tuple[Column, Sequence[Inline]]]:
-    """The columns of the tensor table that say something, with their cells."""
-    several = len({r.file for r in listed}) > 1
-    quantized = any(r.axis is not None or r.block is not None for r in listed)
-    shown: list[tuple[Column, Sequence[Inline], bool]] = [
-        (Column("name", elastic=True), [code(r.name) for r in listed], True),
-        (Column("encoding"), [code(r.encoding) for r in listed], True),
-        (Column("shape"), [shape_text(r.shape) for r in listed], True),
-        (Column("elements", "right"), [human_count(r.numel) for r in listed], True),
-        (Column("bytes", "right"), [human_size(r.nbytes) for r in listed], True),
-        (Column("bpw", "right"), [f"{r.bpw:.2f}" for r in listed], True),
-        (Column("unit"), [code(r.unit, 40) if r.unit else "" for r in listed], any(r.unit for r in listed)),
-        (Column("axis", "right"), ["" if r.axis is None else str(r.axis) for r in listed], quantized),
-        (Column("block", "right"), ["" if r.block is None else str(r.block) for r in listed], quantized),
-        (Column("role"), [r.role for r in listed], any(r.role for r in listed)),
-        (Column("offset", "right"), [str(r.offset) for r in listed], True),
-        (Column("file", elastic=True), [code(r.file, 60) for r in listed], several),
-    ]
-    return [(column, cells) for column, cells, use in shown if use]
-
-
 def _tensors(shown: Sequence[Row], total: int, tensors: str | None, open: bool) -> Details:
     n = len(shown)
     title: Inline = f"Tensors ({n})"
     if tensors is not None:
         title = Line([f"Tensors: {n} of {total} match", code(tensors)])
     limit = n if n <= ALL_ROWS else FIRST_ROWS
-    columns = _columns(shown[:limit])
-    more = _more(n, limit, "tensors", "; choose with a glob: --tensors 'blk.0.*'")
+    columns = tensor_columns(shown[:limit])
+    more = more_text(n, limit, "tensors", "; choose with a glob: --tensors 'blk.0.*'")
     body = list(zip(*(cells for _, cells in columns), strict=True))
     return Details(title, Table([c for c, _ in columns], body, more=more), open)
 
@@ -349,7 +253,7 @@ def _files(model: ModelFile) -> Details:
         for i, s in enumerate(model.sources[:METADATA_ROWS])
     ]
     columns = [Column("file", elastic=True), Column("size", "right"), Column("tensors", "right")]
-    more = _more(len(model.sources), METADATA_ROWS, "files")
+    more = more_text(len(model.sources), METADATA_ROWS, "files")
     return Details(f"Files ({len(model.sources)})", Table(columns, body, more=more))
 
 
@@ -358,14 +262,14 @@ def _metadata(model: ModelFile, full: bool, open: bool) -> Details:
     limit = len(listed) if full else METADATA_ROWS
     body: list[list[Inline]] = [[code(r.key), Text(r.type, "muted"), code(r.text, VALUE)] for r in listed[:limit]]
     columns = [Column("key", elastic=True), Column("type"), Column("value", elastic=True)]
-    more = _more(len(listed), limit, "keys", ": m.metadata has them all")
+    more = more_text(len(listed), limit, "keys", ": m.metadata has them all")
     parts: list[Part] = [Table(columns, body, more=more)]
     template = model.metadata.get("tokenizer.chat_template")
     if full and isinstance(template, str):
         rest = len(template) - TEMPLATE
         text = template[:TEMPLATE] + (f"\n… {rest} more characters" if rest > 0 else "")
         parts.append(Details("Chat template", Pre(text), True))
-    return Details(f"Metadata ({_plural(len(listed), 'key')})", Stack(parts), open)
+    return Details(f"Metadata ({plural(len(listed), 'key')})", Stack(parts), open)
 
 
 def _container(model: ModelFile) -> Details:

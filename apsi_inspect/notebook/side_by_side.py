@@ -10,7 +10,8 @@ import os
 from ..display import Displayable
 from ..listing import Row, brief, human_count, human_size, natural_key, rows, totals
 from ..parts import Badge, Column, Details, Stack, Strip, Table, Text
-from .render import code, format_text, shape_text
+from .render import format_text
+from .render_tensors import code, shape_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
