@@ -15,6 +15,8 @@ _PUBLIC = {
     "MissingPackageError": ".errors",
     "ModelFile": ".model",
     "ModelFileError": ".errors",
+    "QTensor": ".qtensor",
+    "Report": ".report",
     "Tensor": ".model",
     "TensorNotFoundError": ".errors",
     "TensorTable": ".table",
@@ -23,13 +25,19 @@ _PUBLIC = {
     "UnknownFormatError": ".errors",
     "UnsupportedFileError": ".errors",
     "ValueRefusedError": ".errors",
+    "VerificationError": ".errors",
     "gguf_info": ".ops.info",
+    "load_model": ".ops.load",
+    "load_safetensors": ".ops.load",
     "model_info": ".ops.info",
     "open": ".ops.open",
     "record": ".tree",
     "safetensors_info": ".ops.info",
     "samples": ".samples",
+    "save_model": ".ops.save",
+    "save_safetensors": ".ops.save",
     "stats": ".ops.survey",
+    "verify": ".ops.verify",
 }
 
 __all__ = ["__version__", *_PUBLIC]

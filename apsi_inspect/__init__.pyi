@@ -8,10 +8,16 @@ from .errors import (
     UnknownFormatError as UnknownFormatError,
     UnsupportedFileError as UnsupportedFileError,
     ValueRefusedError as ValueRefusedError,
+    VerificationError as VerificationError,
 )
 from .model import Finding as Finding, ModelFile as ModelFile, Tensor as Tensor
 from .ops.info import gguf_info as gguf_info, model_info as model_info, safetensors_info as safetensors_info
+from .ops.load import load_model as load_model, load_safetensors as load_safetensors
 from .ops.open import open as open
+from .ops.save import save_model as save_model, save_safetensors as save_safetensors
+from .ops.verify import verify as verify
+from .qtensor import QTensor as QTensor
+from .report import Report as Report
 from .ops.survey import stats as stats
 from .table import TensorTable as TensorTable
 from .tree import record as record

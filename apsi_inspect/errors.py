@@ -6,7 +6,8 @@
     ├── ModelFileError            a file that cannot be used (names file, place, reason, what to do)
     │   ├── UnknownFormatError    its content is no model format we know
     │   ├── TruncatedFileError    it ends before what its header declares
-    │   └── UnsupportedFileError  well formed, but of a version or kind that is not supported
+    │   ├── UnsupportedFileError  well formed, but of a version or kind that is not supported
+    │   └── VerificationError     its digests or its signature do not hold (`.status` says how)
     ├── TensorNotFoundError       (also a KeyError) no tensor of that name
     ├── ValueRefusedError         (also a ValueError) an argument or a tensor's values cannot be used
     └── MissingPackageError       (also an ImportError) an optional package is needed; names the extra
@@ -96,6 +97,22 @@ class TruncatedFileError(ModelFileError):
 
 class UnsupportedFileError(ModelFileError):
     """The file is well formed, but of a version or kind that is not supported."""
+
+
+class VerificationError(ModelFileError):
+    """The digests or the signature of a file do not hold.
+
+    Attributes
+    ----------
+    status
+        ``"damaged"``, ``"unsigned"``, ``"other-key"``, ``"incomplete"`` or ``"not-checked"`` (nothing to check with).
+    """
+
+    def __init__(
+        self, file: str, reason: str, where: str | None = None, hint: str | None = None, status: str = "damaged"
+    ) -> None:
+        super().__init__(file, reason, where, hint)
+        self.status = status
 
 
 class TensorNotFoundError(ApsiError, KeyError):

@@ -134,6 +134,24 @@ class FileSource:
                 os.close(fd)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill a buffer of bytes with the range that begins at `offset`, or TruncatedFileError."""
+        _check_range(self.name, self.size, offset, out.nbytes)
+        if not hasattr(os, "preadv"):
+            out[:] = self.read_at(offset, out.nbytes)
+            return
+        fd = self._fd if self._fd >= 0 else self._open()
+        try:
+            done = 0
+            while done < out.nbytes:
+                n = os.preadv(fd, [out[done : done + (1 << 30)]], offset + done)
+                if not n:
+                    raise TruncatedFileError(self.name, f"ends at byte {offset + done}, although it had {self.size} bytes")
+                done += n
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Read-only view of a range; it keeps the map alive by itself."""
         _check_range(self.name, self.size, offset, nbytes)
@@ -147,6 +165,22 @@ class FileSource:
             except OSError:  # out of descriptors (a map takes one before Python 3.13), or a file system without maps
                 return memoryview(self.read_at(offset, nbytes))
         return memoryview(self._map)[offset : offset + nbytes]
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """The mapped pages of a range are not needed for now: they stay cached, but no longer count as this process's.
+
+        Raises
+        ------
+        TruncatedFileError
+            The file has shrunk meanwhile (a view of what is gone would end the process).
+        """
+        if self._fd >= 0 and os.fstat(self._fd).st_size < self.size:
+            raise TruncatedFileError(self.name, f"has shrunk below the {self.size} bytes it had when it was opened")
+        if self._map is not None and nbytes and hasattr(self._map, "madvise"):
+            import mmap
+
+            begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, begin, offset + nbytes - begin)
 
     def _make_map(self) -> mmap_module.mmap:
         import mmap

@@ -34,7 +34,7 @@ def sniff(head: bytes, size: int) -> bool:
 
 def read(source: ByteSource) -> ModelFile:
     """Open a sharded checkpoint by its index."""
-    index = _load(source)
+    index = load_index(source)
     weight_map = _weight_map(index, source.name)
     metadata = index.get("metadata")
     if isinstance(metadata, dict) and metadata.get("format") == "apsi-model":
@@ -42,7 +42,8 @@ def read(source: ByteSource) -> ModelFile:
     return _read_safetensors(source, metadata if isinstance(metadata, dict) else {}, weight_map)
 
 
-def _load(source: ByteSource) -> dict[str, Any]:
+def load_index(source: ByteSource) -> dict[str, Any]:
+    """The JSON of an index, checked as JSON."""
     name = source.name
     if source.size > MAX_INDEX:
         raise ModelFileError(name, f"is {source.size} bytes, an index is at most {MAX_INDEX}")
@@ -75,7 +76,8 @@ def _weight_map(index: dict[str, Any], file: str) -> dict[str, str]:
     return found
 
 
-def _open_shard(index: ByteSource, shard: str) -> FileSource:
+def open_shard(index: ByteSource, shard: str) -> FileSource:
+    """A shard beside its index."""
     path = os.path.join(os.path.dirname(index.name), shard)
     try:
         return FileSource(path, keep_open=False)
@@ -141,7 +143,7 @@ def _total_size(metadata: dict[str, Any], actual: int) -> list[Finding]:
 
 def _read_safetensors(source: ByteSource, metadata: dict[str, Any], weight_map: dict[str, str]) -> ModelFile:
     shards = sorted(set(weight_map.values()))
-    sources = [_open_shard(source, shard) for shard in shards]
+    sources = [open_shard(source, shard) for shard in shards]
     headers = [safetensors.parse_header(s) for s in sources]
     names = {shard: list(h.columns.names) for shard, h in zip(shards, headers, strict=True)}
     findings = _check_map(source, weight_map, names, strict=False)
@@ -168,7 +170,7 @@ def _read_apsim(source: ByteSource, metadata: dict[str, Any], weight_map: dict[s
     file = source.name
     if metadata.get("version") != "1":
         raise UnsupportedFileError(file, f".apsim version {quote(str(metadata.get('version')))}; version 1 is known")
-    listed = _listed_shards(metadata, file)
+    listed = listed_shards(metadata, file)
     if set(weight_map.values()) - listed.keys():
         stray = min(set(weight_map.values()) - listed.keys())
         raise ModelFileError(file, f"weight_map names shard {quote(stray)}, which is not in metadata.shards")
@@ -219,7 +221,8 @@ def _read_apsim(source: ByteSource, metadata: dict[str, Any], weight_map: dict[s
     )
 
 
-def _listed_shards(metadata: dict[str, Any], file: str) -> dict[str, dict[str, Any]]:
+def listed_shards(metadata: dict[str, Any], file: str) -> dict[str, dict[str, Any]]:
+    """The rows of an .apsim index's list of shards, by file name."""
     rows = metadata.get("shards")
     digest = metadata.get("index_sha256")
     if not isinstance(digest, str) or not apsim.HEX64.fullmatch(digest):
@@ -246,7 +249,7 @@ def _listed_shards(metadata: dict[str, Any], file: str) -> dict[str, dict[str, A
 def _apsim_shard(
     index: ByteSource, shard: str, row: dict[str, Any], number: int, count: int
 ) -> tuple[ModelFile, list[str]]:
-    source = _open_shard(index, shard)
+    source = open_shard(index, shard)
     header = safetensors.parse_header(source)
     if not apsim.is_apsim(header):
         raise ModelFileError(source.name, "is not .apsim, although the index names it as a shard")

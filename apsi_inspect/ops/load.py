@@ -1,0 +1,246 @@
+"""`load_model` and `load_safetensors`: a checkpoint to a tree of arrays that are views of the mapped file.
+
+Contract (`docs/apsim.md`): with ``verify=True`` (the default) every digest is checked before anything is returned,
+over the same map that serves the values afterwards; with ``"lazy"`` a chunk is checked when a tensor that touches it is
+first read. Arrays are read-only. `tests/test_save_load.py` enforces this.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..encodings.scaled import CODE_DTYPE
+from ..encodings.values import decode, numpy_dtype
+from ..errors import UnknownFormatError, ValueRefusedError, VerificationError
+from ..formats.safetensors import DTYPES
+from ..integrity.check import LazySource, read_claims
+from ..integrity.signing import Key
+from ..model import ModelFile
+from ..qtensor import QTensor, packed_shape
+from ..source import FileSource
+from ..tree import from_names, from_skeleton, record
+from .open import find_in_folder, open_source
+from .open import open as open_model
+from .verify import (
+    Options,
+    check_file,
+    metadata_part,
+    signature_part,
+    table_part,
+    verify_index_only,
+    verify_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ..source import ByteSource
+    from ..units import Unit
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    key: bool | bytes | str | None = None,
+    verify: bool | str = True,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Load an .apsim checkpoint.
+
+    Parameters
+    ----------
+    path
+        The file, the index of a sharded checkpoint, or ``NAME.apsim`` where only ``NAME.apsim.index.json`` is there.
+    key
+        Refuse what is not signed with this key: True (the per-user key), bytes, or a secret. Turns verification on.
+    verify
+        True: check every digest before anything is returned. ``"lazy"``: check the metadata now and each chunk of 8 MiB
+        when a tensor that touches it is first read; the leaves are then `Tensor` objects (``np.asarray(t)``,
+        ``t[2:4]``). False: check nothing.
+    progress
+        Called with the bytes checked and their total.
+
+    Returns
+    -------
+    record, list or tuple
+        The tree as it was saved: read-only arrays that are views of the mapped file where the bytes allow, pint
+        Quantities, QTensors, plain values. Tied tensors come back as one object. The metadata is in ``model_info``.
+
+    Raises
+    ------
+    OSError
+        The file is missing or unreadable.
+    ModelFileError
+        It is no .apsim file or a malformed one.
+    VerificationError
+        Digests or the signature do not hold; ``.status`` is ``"damaged"``, ``"unsigned"`` or ``"other-key"``.
+    """
+    if verify not in (True, False, "lazy"):
+        raise ValueRefusedError(f"verify is {verify!r:.40}; True, 'lazy' or False was expected")
+    name = find(path)
+    if os.path.isdir(name):
+        name = find_in_folder(name)
+    signed = None if key is None or key is False else Key(key)
+    source = FileSource(name)
+    try:
+        model = open_source(source)
+        if model.format != "apsim":
+            hint = f"use load_{model.format}" if model.format in ("safetensors", "gguf") else "use open"
+            raise UnknownFormatError(name, f"is {model.format}, not .apsim", hint=hint)
+        if verify == "lazy":
+            return _tree(model, _lazy(source, model, signed).__getitem__)
+        if verify or signed is not None:
+            verify_model(source, model, Options(signed, progress=progress)).raise_if_failed()
+        return _tree(model, Leaves(model).leaf)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _lazy(source: ByteSource, model: ModelFile, key: Key | None) -> ModelFile:
+    """The model over sources that check what they hand out; what has no chunks is checked now."""
+    if source not in model.sources:
+        verify_index_only(source, key)
+    elif key is not None:
+        claims = read_claims(source)
+        part = signature_part(key, claims.signature, [claims.signed], None)
+        if part.status != "authentic":
+            raise VerificationError(source.name, f"{part.status}: {part.message}", status=part.status)
+    lazy = []
+    for each in model.sources:
+        claims = read_claims(each)
+        failed = [p for p in (metadata_part(claims), table_part(claims)) if p.status == "damaged"]
+        if not failed and claims.chunks is None:
+            failed = [p for p in check_file(each, claims, Options(), lambda n: None).parts if p.status == "damaged"]
+        if failed:
+            raise VerificationError(each.name, f"{failed[0].name} damaged: {failed[0].message}")
+        lazy.append(each if claims.chunks is None else LazySource(each, claims))
+    model.sources = tuple(lazy)
+    return model
+
+
+def find(path: str | os.PathLike[str]) -> str:
+    """The file itself, or the index beside it where only that is there."""
+    name = os.fsdecode(path)
+    index = name.removesuffix(".apsim") + ".apsim.index.json"
+    return index if not os.path.exists(name) and os.path.exists(index) else name
+
+
+def load_safetensors(path: str | os.PathLike[str]) -> Any:
+    """Load plain safetensors: a file, an index, or a folder.
+
+    Returns
+    -------
+    record or list
+        The tree that the names give, of read-only arrays; see `load_model`. Names that the metadata gives for tied
+        tensors (as `save_safetensors` writes them) are restored. One flat record where the names give no tree.
+
+    Raises
+    ------
+    OSError, ModelFileError
+        As `open`.
+    """
+    model = open_model(path)
+    if model.format not in ("safetensors", "apsim"):
+        model.close()
+        raise UnknownFormatError(model.path, f"is {model.format}, not safetensors", hint="use open")
+    if model.format == "apsim":
+        model.close()
+        model = open_model(path, "safetensors")
+    names = list(model.columns.names)
+    there = set(names)
+    ties = {k: v for k, v in model.metadata.items() if isinstance(v, str) and v in there and k not in there}
+    leaves = Leaves(model)
+    arrays: dict[str, Any] = {}
+
+    def leaf(name: str) -> Any:
+        stored = ties.get(name, name)
+        if stored not in arrays:
+            arrays[stored] = leaves.leaf(stored)
+        return arrays[stored]
+
+    names += ties
+    tree = from_names(names, leaf)
+    return tree if tree is not None else record((name, leaf(name)) for name in names)
+
+
+def _tree(model: ModelFile, leaf: Callable[[str], Any]) -> Any:
+    """The tree of a model with leaves made by `leaf`, each once."""
+    for finding in model.findings:
+        if finding.severity == "warning":
+            warnings.warn(f"{model.path}: {finding.message}", stacklevel=3)
+    if model.skeleton is None:
+        tree = from_names(model.columns.names, leaf)
+        return tree if tree is not None else record((name, leaf(name)) for name in model.columns.names)
+    made: dict[str, Any] = {}
+
+    def once(name: str) -> Any:
+        if name not in made:
+            made[name] = leaf(name)
+        return made[name]
+
+    return from_skeleton(model.skeleton, once)
+
+
+class Leaves:
+    """Arrays of an opened model, by name: views of its files, with a unit or scales where they have them."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self.model = model
+        self.columns = c = model.columns
+        self.index = model.index
+        self.bases = [np.frombuffer(s.view(0, s.size), np.uint8) for s in model.sources]
+        self.dtypes = [numpy_dtype(e.dtype) if e.decode is None and e.kind != "bool" else None for e in c.encodings]
+        self.units: dict[Unit, Any] = {}
+
+    def leaf(self, name: str) -> Any:
+        """The array, Quantity or QTensor of a name."""
+        value = self.values(name)
+        unit = self.model.units.get(name)
+        if unit is None or isinstance(value, QTensor):
+            return value
+        return self.pint(unit).Quantity(value, self.units[unit])
+
+    def pint(self, unit: Unit) -> Any:
+        """The unit registry, with `unit` looked up in it."""
+        from ..units_pint import pint_units
+
+        if unit not in self.units:
+            self.units[unit], warning = pint_units(unit)
+            if warning is not None:
+                warnings.warn(f"{self.model.path}: {warning}", stacklevel=6)
+        return self.units[unit]._REGISTRY
+
+    def values(self, name: str) -> NDArray[Any] | QTensor:
+        """The array or QTensor of a name."""
+        if name in self.model.qparams:
+            return self.quantized(name)
+        c, i = self.columns, self.index[name]
+        start = c.offsets[i]
+        raw = self.bases[c.files[i] if c.files is not None else 0][start : start + c.sizes[i]]
+        shape = tuple(c.dims[c.starts[i] : c.starts[i + 1]])
+        dtype = self.dtypes[c.codes[i]]
+        if dtype is not None:
+            array: NDArray[Any] = raw.view(dtype).reshape(shape)
+            return array
+        array = decode(c.encodings[c.codes[i]], raw, shape)
+        array.flags.writeable = False
+        return array
+
+    def quantized(self, name: str) -> QTensor:
+        """A QTensor over the mapped codes and scales."""
+        info, q = self.model.info(self.index[name]), self.model.qparams[name]
+        base, fmt = self.bases[info.file], info.encoding.name
+        packed = base[info.offset : info.offset + info.nbytes - q.scale_nbytes]
+        dtype = numpy_dtype(DTYPES[CODE_DTYPE[fmt]].dtype)
+        scale = None
+        if q.scale_shape is not None:
+            scale = base[q.scale_offset : q.scale_offset + q.scale_nbytes].view("<f4").reshape(q.scale_shape)
+        shape = packed_shape(info.shape, q.packing)
+        return QTensor(fmt, packed.view(dtype).reshape(shape), scale, info.shape, q.axis, q.block, info.unit)
