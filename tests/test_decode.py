@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+from pathlib import Path
 from typing import Any
 
+import libgguf
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from apsi_inspect.encodings import ENCODINGS, Encoding
 from apsi_inspect.encodings.run import kernel
@@ -131,6 +135,25 @@ def test_large_odd_and_threaded(name: str) -> None:
     odd = np.empty(n + 1, np.float32)[1:] if aligned_empty((1,)).ctypes.data % 64 == 0 else np.empty(n, np.float32)
     decode_into(e, raw, odd)
     same(odd, expected)
+
+
+@pytest.mark.parametrize("name", oracles.IN_LIBGGUF)
+def test_real_weights(name: str) -> None:
+    """A trained model's weights, quantized by ggml's own C code."""
+    e = ENCODINGS[name]
+    package = importlib.util.find_spec("fracast")
+    assert package is not None
+    assert package.origin is not None
+    tensors = load_file(Path(package.origin).parent / "weights" / "model.safetensors")
+    flat = np.concatenate([t.reshape(-1) for _, t in sorted(tensors.items())])
+    rows = flat[: flat.size // 256 * 256].reshape(-1, 256)
+    assert len(rows) > 200
+    raw = libgguf.quantize_rows(np.ascontiguousarray(rows), oracles.TYPE_IDS[name])
+    found = decode(e, raw.tobytes(), rows.shape)
+    same(found, libgguf.dequantize_rows(raw, oracles.TYPE_IDS[name]))
+    if name in oracles.IN_GGUF:
+        same(found, oracles.gguf_decode(name, raw.reshape(-1)).reshape(rows.shape))
+    assert np.corrcoef(found.reshape(-1), rows.reshape(-1))[0, 1] > 0.6  # of the coarsest: ternary, one bit
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -2,14 +2,15 @@
 
 Contract: a function under `@kernel` is compiled by Numba on its first call, without the GIL, without fast maths (no
 contraction, no reassociation: bits equal a C build without FMA), without bounds checks, and cached on disk. The cache
-follows the sources: Numba itself looks only at the file a kernel stands in, so the digest of the modules that kernels
-borrow code from is part of the key. Where nothing can be written (a read-only install without `NUMBA_CACHE_DIR`) a
+follows the sources: Numba itself looks only at the file a kernel stands in, so the digest of the modules that it
+borrows code from is part of the key. Where nothing can be written (a read-only install without `NUMBA_CACHE_DIR`) a
 kernel is compiled once per process. `tests/test_kernels.py` enforces this.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -21,21 +22,32 @@ from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 
 # The modules whose code ends up inside kernels of other modules.
-SHARED = ("_jit.py", "simd.py", "bits.py", "lanes.py", "encode_common.py")
+HERE = Path(__file__).parent
 
 
 @cache
-def shared_digest() -> str:
-    """SHA-256 of the sources that every kernel may contain code from."""
-    here = Path(__file__).parent
-    return hashlib.sha256(b"".join((here / name).read_bytes() for name in SHARED)).hexdigest()
+def borrowed(module: str) -> frozenset[str]:
+    """The modules of this package that `module` takes code or constants from, itself among them."""
+    text = (HERE / f"{module}.py").read_text(encoding="utf-8")
+    found = {module}
+    for name in re.findall(r"^from \.(\w+) import", text, re.MULTILINE):
+        found |= borrowed(name)
+    return frozenset(found)
+
+
+@cache
+def sources_digest(module: str) -> str:
+    """SHA-256 of all the sources that a kernel of `module` may contain code from."""
+    names = borrowed(module) if (HERE / f"{module}.py").exists() else borrowed("bits")
+    return hashlib.sha256(b"".join((HERE / f"{name}.py").read_bytes() for name in sorted(names))).hexdigest()
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache with `shared_digest` in the key; a cache that cannot be written costs time, not the result."""
+    """Numba's cache with `sources_digest` in the key; a cache that cannot be written costs time, not the result."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), shared_digest())
+        module = self._py_func.__module__.rpartition(".")[2]
+        return (*super()._index_key(sig, codegen), sources_digest(module))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
