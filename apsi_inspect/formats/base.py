@@ -7,6 +7,8 @@ A format is one file in this folder that ends in ``X = Format(…)``, and one na
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import NamedTuple
 
 from ..errors import ModelFileError, quote
@@ -59,6 +61,27 @@ def load_json(text: str, source_name: str, what: str, **hooks: Any) -> Any:
         raise ModelFileError(source_name, f"{what} is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except ValueError as exc:  # NaN, and integers of thousands of digits
         raise ModelFileError(source_name, f"{what} is not valid JSON: {exc}") from None
+
+
+class PausedGC:
+    """No garbage collection inside: parsing makes many objects and no cycles, and looking for some takes most of it."""
+
+    def __enter__(self) -> None:
+        self._was = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._was:
+            gc.enable()
+
+
+def warm_scan() -> Any:
+    """`kernels.scan` in a process that has Numba loaded already; else None: loading it takes longer than it saves."""
+    if "numba" not in sys.modules:
+        return None
+    from ..kernels import scan
+
+    return scan
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
