@@ -86,12 +86,28 @@ def test_one_bad_file_does_not_hide_the_good_one(tmp_path: Path) -> None:
     assert "85.0 k" in done.stdout
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = f"'{sys.executable}' -m apsi_inspect model info --json '{REAL}' | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+@pytest.mark.parametrize(("options", "first"), [(["--json"], "{\n"), ([], "fracast-int8.safetensors  safetensors\n")])
+def test_a_closed_pipe_is_no_error(options: list[str], first: str) -> None:
+    """The reader goes before anything is written."""
+    command = [sys.executable, "-u", "-m", "apsi_inspect", "model", "info", *options, REAL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == first
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_pipe_that_was_never_read_is_no_error(options: list[str]) -> None:
+    command = [sys.executable, "-m", "apsi_inspect", "model", "info", *options, REAL]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_terminal_of_another_encoding_shows_something() -> None:

@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         except ValueRefusedError as exc:
             print(f"apsi: {exc}", file=sys.stderr)
             return 2
+        except BrokenPipeError:  # our reader has gone, not the file's
+            raise
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
             print(f"apsi: {say(path, exc)}", file=sys.stderr)
