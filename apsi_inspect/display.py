@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .ops.stats import TensorStats
+    from .report import Report
     from .table import TensorTable
 
 
@@ -56,6 +57,12 @@ class ModelDisplay(Displayable):
         from .table import TensorTable
 
         return TensorTable.of(self)  # type: ignore[arg-type]
+
+    def verify(self, key: bool | bytes | str | None = None, full: bool = False) -> Report:
+        """Check digests and signature over the files that this model holds open; see `apsi_inspect.verify`."""
+        from .ops.verify import verify_opened
+
+        return verify_opened(self, key, full)  # type: ignore[arg-type]
 
 
 class TensorDisplay(Displayable):

@@ -11,6 +11,7 @@ import weakref
 from math import log10, prod
 from typing import TYPE_CHECKING, Any
 
+from .display import Displayable
 from .encodings import ENCODINGS
 from .encodings.scaled import CODE_DTYPE, PACKING, QParams
 from .errors import ValueRefusedError, visible
@@ -26,7 +27,7 @@ _ERROR_UP_TO = 1 << 22  # elements: above, a repr does not compute the error
 _CODE_DTYPE = {"int4": "int4", "fp4": "float4_e2m1fn", "fp6": "float6_e2m3fn", "fp6_e3m2": "float6_e3m2fn"}
 
 
-class QTensor:
+class QTensor(Displayable):
     """A quantized tensor: codes, scales, and what they mean.
 
     ``np.asarray(q)`` gives the float32 values, ``q[2:4]`` a part of them, `dequantize` the values with their unit.
@@ -207,6 +208,9 @@ class QTensor:
             self._source = weakref.ref(source)
         except TypeError:
             self._source = None
+
+    def _parts(self) -> Any:
+        return self.tensor()._parts()
 
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.shape)) or "scalar"

@@ -27,10 +27,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     model = commands.add_parser("model", help="look at a model file", description="Work with model files.")
     verbs = model.add_subparsers(dest="verb", metavar="VERB", required=True)
-    from . import info, samples, stats, warm
+    from . import info, key, samples, stats, verify, warm
 
     info.add_parser(verbs)
     stats.add_parser(verbs)
+    verify.add_parser(verbs)
+    key.add_parser(commands)
     samples.add_parser(commands)
     warm.add_parser(commands)
     return parser

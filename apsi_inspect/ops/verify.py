@@ -106,6 +106,17 @@ def verify(
             return verify_model(source, model, options)
 
 
+def verify_opened(model: ModelFile, key: bool | bytes | str | None = None, full: bool = False) -> Report:
+    """`verify` over the files that an opened model holds; of a sharded one, the index is read again."""
+    options = Options(None if key is None or key is False else signing.Key(key), full)
+    if len(model.sources) == 1 and model.sources[0].name == model.path:
+        return verify_model(model.sources[0], model, options)
+    if model.format != "apsim":
+        return _without_digests(model, options)
+    with FileSource(model.path) as source:
+        return verify_index(source, options, model)
+
+
 def _is_apsim_index(source: ByteSource) -> bool:
     head = source.read_at(0, min(65_536, source.size))
     if not source.name.endswith(".json") and head[:1] != b"{":
