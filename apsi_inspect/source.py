@@ -146,7 +146,8 @@ class FileSource:
             while done < out.nbytes:
                 n = os.preadv(fd, [out[done : done + (1 << 30)]], offset + done)
                 if not n:
-                    raise TruncatedFileError(self.name, f"ends at byte {offset + done}, although it had {self.size} bytes")
+                    at = offset + done
+                    raise TruncatedFileError(self.name, f"ends at byte {at}, although it had {self.size} bytes")
                 done += n
         finally:
             if fd != self._fd:

@@ -132,12 +132,8 @@ def write(
     ordered = layout([blob for item in items for blob in item.blobs])
     entries = table(ordered)
     size = sum(b.nbytes for b in ordered)
-    fields = {"format": "apsi-model", "version": "1", "apsi": extras.writer, **tensor_metadata(items)}
-    own = {"metadata": extras.metadata, "tree": extras.tree, "shard": extras.shard}
-    fields |= {k: v for k, v in own.items() if v is not None}
-    count = -(-size // digests.CHUNK)
-    placeholder = digests.Digests(NO_DIGEST, [bytes(32)] * count if count > 1 else None, NO_DIGEST)
-    first, _ = _complete(entries, fields, placeholder, by)
+    fields = _fields(items, extras)
+    first, _ = _complete(entries, fields, _placeholder(size), by)
     _check(out.path, first, size)
     canonical = digests.jcs(entries)
     position = len(first)
@@ -153,6 +149,26 @@ def write(
     assert len(last) == len(first)
     out.write_at(0, [last])
     return written
+
+
+def planned_size(items: Sequence[Item], extras: Extras, by: signing.Signer | None = None) -> int:
+    """Bytes of the file that `write` would make; no value is read."""
+    entries = table(layout([blob for item in items for blob in item.blobs]))
+    size = sum(item.nbytes for item in items)
+    first, _ = _complete(entries, _fields(items, extras), _placeholder(size), by)
+    return len(first) + size
+
+
+def _fields(items: Sequence[Item], extras: Extras) -> dict[str, str]:
+    fields = {"format": "apsi-model", "version": "1", "apsi": extras.writer, **tensor_metadata(items)}
+    own = {"metadata": extras.metadata, "tree": extras.tree, "shard": extras.shard}
+    return fields | {k: v for k, v in own.items() if v is not None}
+
+
+def _placeholder(size: int) -> digests.Digests:
+    """Digests of the right length, before the data is known."""
+    count = -(-size // digests.CHUNK)
+    return digests.Digests(NO_DIGEST, [bytes(32)] * count if count > 1 else None, NO_DIGEST)
 
 
 def _complete(

@@ -1,0 +1,295 @@
+"""`save_gguf` and `load_gguf`: a parameter tree to a GGUF file that runtimes load, and back.
+
+Contract: what is written is byte for byte what `gguf.GGUFWriter` writes for the same keys and tensors in one order,
+encoded as ggml does; nothing is written where anything is refused; whatever is not stored as asked is in the report.
+`tests/test_gguf_write.py` enforces this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..atomic import Files, remove
+from ..encodings import Encoding
+from ..errors import UnknownFormatError, quote
+from ..formats import gguf_extras, gguf_write
+from ..formats.gguf_keys import known_type
+from ..formats.gguf_values import Value, python
+from ..formats.gguf_write import Layout, Spec
+from ..formats.safetensors_write import Blob
+from ..model import Finding, ModelFile, Tensor
+from ..qtensor import QTensor
+from ..tree_write import flatten, needs_skeleton
+from ..units_pint import is_quantity, unit_of
+from .changes import ConversionReport, TensorChange
+from .gguf_keys_of import Keys, file_keys, typed_keys, with_alignment
+from .inputs import ArrayInput, Input, ScaledInput, input_of
+from .lazy import MetadataRecord, lazy_tree
+from .leaves import identity, to_array
+from .open import open as open_model
+from .pipeline import Pipeline
+from .recode import Overflows, maker
+from .save import parse_size
+from .targets import Choice, assign, choose, parse_dtype, parse_rules
+
+if TYPE_CHECKING:
+    from ..tree import record
+    from ..units import Unit
+
+    Progress = Callable[[int, int], None]
+    Rules = Sequence[str | tuple[str, str]] | dict[str, str]
+
+
+class Planned(NamedTuple):
+    """A tensor that is to be written, and how."""
+
+    source: Input
+    choice: Choice
+    unit: Unit | None = None
+    nbytes_before: int = 0
+
+    @property
+    def spec(self) -> Spec:
+        """Its entry in a table."""
+        return Spec(self.source.name, self.choice.encoding, self.source.shape)
+
+
+def save_gguf(
+    path: str | os.PathLike[str],
+    params: Any,
+    metadata: Mapping[str, Any] | None = None,
+    dtype: str | None = "f16",
+    architecture: str | None = None,
+    *,
+    tensor_types: Rules | None = None,
+    alignment: int | None = None,
+    shard: str | int | None = None,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Save a parameter tree as GGUF (version 3), replacing what is there as one step.
+
+    Parameters
+    ----------
+    path
+        ``"model.gguf"``.
+    params
+        As in `save_model`: records, lists and tuples of arrays, pint Quantities, QTensors, Tensors; a tensor's name is
+        its path with dots. An opened model is saved as its tree.
+    metadata
+        A record of ints, floats, bools, strings, bytes, lists, NumPy scalars and arrays. Keys have dots
+        (``{"llama.context_length": 4096}``), or underscores (``record(llama_context_length=4096)``), or are records in
+        records. A key that runtimes know takes the type they expect; the rules for others are in `docs/convert.md`.
+    dtype
+        ``"f32"``, ``"f16"``, ``"bf16"``, ``"q8_0"``, ``"q4_0"``, ``"q4_k"``, …: every encoding that we can make. What
+        cannot be in blocks is written F32 (fewer than two dimensions) or F16 and reported; integers keep their type.
+        None: everything as it is.
+    architecture
+        Sets `general.architecture`, which runtimes need.
+    tensor_types
+        Exceptions: ``["blk.*.attn_v.weight=q6_k"]`` or a dict; the last one that matches counts.
+    alignment
+        Of the tensors' data; 32 by default, or what the metadata says.
+    shard
+        Split into ``model-00001-of-0000N.gguf`` … of at most so much data each (``"4GB"``).
+    durable
+        False: do not wait for the disk.
+    progress
+        Called with the bytes written and their total.
+
+    Returns
+    -------
+    ConversionReport
+        What was written, and every tensor that is not stored as asked.
+
+    Raises
+    ------
+    ValueRefusedError
+        Something cannot be stored; nothing was written.
+    OSError
+        The disk refused; what was there is as it was.
+    """
+    asked = None if dtype is None else parse_dtype(dtype, "gguf")
+    keys = with_alignment(typed_keys(metadata, architecture), alignment)
+    planned, skeleton = plan_tree(params, asked, tensor_types)
+    keys = with_extras(file_keys(keys, asked, _stored(planned)), planned, skeleton)
+    return write_gguf(os.fsdecode(path), planned, keys, parse_size(shard), durable=durable, progress=progress)
+
+
+def _stored(planned: Sequence[Planned]) -> list[tuple[Encoding, int]]:
+    return [(p.choice.encoding, prod(p.source.shape)) for p in planned]
+
+
+def plan_tree(params: Any, asked: Encoding | None, rules: Rules | None) -> tuple[list[Planned], Any]:
+    """The tensors of a tree with their encodings, and its skeleton where the names do not rebuild it."""
+    if isinstance(params, ModelFile):
+        params = params.tree()
+    flat = flatten(params, identity)
+    by_rule = assign(list(flat.leaves), parse_rules(rules, "gguf"))
+    planned = []
+    for name, leaf in flat.leaves.items():
+        source, unit, nbytes = to_input(name, leaf, flat.paths[name])
+        want = by_rule.get(name, asked)
+        choice = choose(name, source.encoding, source.shape, "gguf", want, name in by_rule)
+        planned.append(Planned(source, choice, unit, nbytes))
+    names = [p.source.name for p in planned]
+    return planned, flat.skeleton if needs_skeleton(flat.skeleton, names) else None
+
+
+def to_input(name: str, leaf: Any, where: str) -> tuple[Input, Unit | None, int]:
+    """A leaf of a tree as values in pieces, its unit, and its bytes."""
+    if isinstance(leaf, Tensor):
+        return input_of(leaf, name), leaf.unit, leaf.nbytes
+    unit = None
+    if is_quantity(leaf):
+        unit, leaf = unit_of(leaf, where), leaf.magnitude
+    if isinstance(leaf, QTensor):
+        return ScaledInput(leaf.tensor(name), name), leaf.unit if unit is None else unit, leaf.nbytes
+    array = to_array(leaf, where, scalar=unit is not None)
+    return ArrayInput(name, array), unit, array.nbytes
+
+
+def with_extras(keys: Keys, planned: Sequence[Planned], skeleton: Any) -> Keys:
+    """The keys with units and tree."""
+    from ..formats.apsim_write import compact
+
+    out = [(k, v) for k, v in keys.keys if not k.startswith(gguf_extras.UNITS) and k != gguf_extras.TREE]
+    for p in planned:
+        if p.unit is not None:
+            out.append((gguf_extras.UNITS + p.source.name, Value("STRING", gguf_extras.unit_text(p.unit))))
+    if skeleton is not None:
+        out.append((gguf_extras.TREE, Value("STRING", compact(skeleton))))
+    return keys._replace(keys=out)
+
+
+class GgufPlan(NamedTuple):
+    """The files that are to be written."""
+
+    paths: list[str]
+    parts: list[tuple[list[int], Layout]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(layout.size for _, layout in self.parts)
+
+
+def plan_gguf(path: str, planned: Sequence[Planned], keys: Keys, limit: int | None) -> GgufPlan:
+    """Layouts from headers alone."""
+    parts = gguf_write.layouts(keys.keys, [p.spec for p in planned], limit, keys.alignment)
+    return GgufPlan(gguf_write.part_names(path, len(parts)), parts)
+
+
+def write_gguf(
+    path: str,
+    planned: Sequence[Planned],
+    keys: Keys,
+    limit: int | None,
+    *,
+    durable: bool = True,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    stale: Sequence[str] = (),
+) -> ConversionReport:
+    """Write planned tensors; `stale` files are removed when the new ones are complete."""
+    plan = plan_gguf(path, planned, keys, limit)
+    total, overflows = plan.size, Overflows()
+    with Pipeline(threads) as pipeline, Files(durable) as files:
+        blobs = [blob_of(p, pipeline, overflows) for p in planned]
+        pipeline.order([b.name for b in blobs])
+        done = 0
+        for name, (which, layout) in zip(plan.paths, plan.parts, strict=True):
+            out = files.create(name)
+            position = out.write_at(0, [layout.header])
+            for i, offset in zip(which, layout.offsets, strict=True):
+                position = out.write_at(position, [bytes(offset - position)])
+                for piece in blobs[i].pieces():
+                    position = out.write_at(position, [piece])
+                    if progress is not None:
+                        progress(done + position, total)
+            out.write_at(position, [bytes(layout.size - position)])
+            done += layout.size
+        files.commit()
+    remove(stale)
+    report = report_of("", path, planned, plan, keys)
+    report.findings += overflow_findings(overflows)
+    return report
+
+
+def blob_of(p: Planned, pipeline: Pipeline, overflows: Overflows) -> Blob:
+    """The bytes of a planned tensor in a plain or block encoding."""
+    cuts, make = maker(p.source, p.choice.encoding, overflows)
+    spec = p.spec
+    return pipeline.blob(spec.name, spec.encoding.name, spec.shape, spec.nbytes, cuts, make)
+
+
+def overflow_findings(overflows: Overflows) -> list[Finding]:
+    """A sentence for each tensor some of whose values became infinite."""
+    out = []
+    for (name, encoding), count in overflows.totals().items():
+        text = f"tensor {quote(name)}: {count} values are too large for {encoding} and became infinite"
+        out.append(Finding("warning", "overflow", text))
+    return out
+
+
+def report_of(source: str, path: str, planned: Sequence[Planned], plan: GgufPlan, keys: Keys) -> ConversionReport:
+    """The report of a GGUF that was or would be written."""
+    tensors = [change_of(p) for p in planned]
+    findings = [*keys.notes, *gguf_write.findings(keys.keys, [p.spec for p in planned])]
+    return ConversionReport(source, path, "gguf", plan.paths, 0, plan.size, tensors, [], findings)
+
+
+def change_of(p: Planned, nbytes: int | None = None) -> TensorChange:
+    """The report's row of a planned tensor."""
+    s, c = p.source, p.choice
+    stored = p.spec.nbytes if nbytes is None else nbytes
+    return TensorChange(
+        s.name, s.name, s.shape, s.encoding.name, c.encoding.name, c.action, c.reason, p.nbytes_before, stored
+    )
+
+
+def load_gguf(path: str | os.PathLike[str], decode: bool = True) -> record:
+    """Load a GGUF file.
+
+    Parameters
+    ----------
+    path
+        A file, any part of a split one, or a folder.
+    decode
+        True: leaves are arrays: read-only views of the mapped file for F16, F32, F64 and integers; block formats and
+        BF16 become float32 when they are read from the record for the first time. False: leaves are `Tensor` objects,
+        as the file has them.
+
+    Returns
+    -------
+    record
+        ``params``: the tree that the names give (``blk.0.attn_q.weight`` is ``params.blk[0].attn_q.weight``), and
+        ``metadata``: a record of Python values under the file's own keys; ``metadata.llama_context_length`` finds
+        ``llama.context_length`` too. NumPy scalars and arrays stand where a Python value would not be saved as it was.
+
+    Raises
+    ------
+    OSError, ModelFileError
+        As `open`.
+    """
+    from ..tree import record
+
+    model = open_model(path)
+    if model.format != "gguf":
+        model.close()
+        raise UnknownFormatError(model.path, f"is {model.format}, GGUF was expected", hint="use open")
+    params = lazy_tree(model) if decode else model.tree()
+    return record(params=params, metadata=metadata_of(model))
+
+
+def metadata_of(model: ModelFile) -> MetadataRecord:
+    """The metadata of an opened GGUF as `typed_keys` takes it back; units and tree are in the parameters."""
+    types = getattr(model.metadata, "types", {})
+    out = MetadataRecord()
+    for key, value in model.metadata.items():
+        if not key.startswith((gguf_extras.UNITS, "split.")) and key != gguf_extras.TREE:
+            out[key] = python(value, types[key], known_type(key))
+    return out
