@@ -137,7 +137,11 @@ def test_large_odd_and_threaded(name: str) -> None:
     same(odd, expected)
 
 
-@pytest.mark.parametrize("name", oracles.IN_LIBGGUF)
+# ggml's quantizers of these build tables of neighbours first, which takes seconds.
+SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in oracles.IN_LIBGGUF])
 def test_real_weights(name: str) -> None:
     """A trained model's weights, quantized by ggml's own C code."""
     e = ENCODINGS[name]
