@@ -1,8 +1,8 @@
 """.apsim: a safetensors file whose `__metadata__` adds units, quantized tensors, the tree, digests, signatures.
 
 `docs/apsim.md` is normative. Here the header is read and checked (sections 1 to 5, and the form of 6 and 7); digests
-and signatures are reported as present, not checked. A safetensors file whose metadata says ``format: apsi-model`` is one,
-whatever its name. `tests/test_apsim_read.py` opens the files of an independent writer.
+and signatures are reported as present, not checked. A safetensors file whose metadata says ``format: apsi-model`` is
+one, whatever its name. `tests/test_apsim_read.py` opens the files of an independent writer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class _Reader:
     """One header on its way to a model; every method checks one section of the specification."""
 
     def __init__(self, source: ByteSource, header: Header) -> None:
-        self.source, self.file, self.columns, self.index = source, source.name, header.columns, header.index
+        self.source, self.file, self.columns = source, source.name, header.columns
+        self.index = dict(zip(header.columns.names, range(len(header.columns.names)), strict=True))
         self.meta: dict[str, str] = header.metadata or {}
         self.data_size = header.size - 8 - header.length
         self.findings: list[Finding] = []

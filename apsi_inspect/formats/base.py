@@ -8,6 +8,7 @@ A format is one file in this folder that ends in ``X = Format(…)``, and one na
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 MAX_NDIM = 64  # NumPy's own limit
+MAX_VALUES = 1 << 21  # in one JSON text
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TOO_MANY = re.compile(rf'(?s)(?:(?:{_STRING}|[^",\[{{]++)*+[,\[{{]){{{MAX_VALUES + 1}}}+')
 
 
 class Format(NamedTuple):
@@ -47,14 +51,18 @@ class Format(NamedTuple):
 
 
 def load_json(text: str, source_name: str, what: str, **hooks: Any) -> Any:
-    """`json.loads` that refuses NaN and Infinity, with every failure as one ModelFileError that says where."""
+    """`json.loads` that refuses NaN, Infinity and absurdly many values; every failure is a ModelFileError."""
     import json
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not JSON")
 
+    # Objects take up to 25 times the space of their text. Strings are looked into only where that can matter.
+    if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) > MAX_VALUES and _TOO_MANY.match(text):
+        raise ModelFileError(source_name, f"{what} holds more than {MAX_VALUES} values")
     try:
-        return json.loads(text, parse_constant=refuse, **hooks)
+        with PausedGC():
+            return json.loads(text, parse_constant=refuse, **hooks)
     except RecursionError:
         raise ModelFileError(source_name, f"{what} is nested too deeply") from None
     except json.JSONDecodeError as exc:

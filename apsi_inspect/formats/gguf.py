@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from itertools import pairwise
+import struct
+from itertools import accumulate, chain, pairwise
 from math import prod
+from operator import add
 
 from ..encodings import ENCODINGS, Encoding
 from ..errors import ModelFileError, TruncatedFileError, UnsupportedFileError, quote
 from ..model import Columns, Finding, ModelFile
 from ..source import FileSource
-from .base import Format, first_duplicate, join_columns
+from .base import Format, PausedGC, first_duplicate, join_columns, warm_scan
+from .gguf_extras import read_extras
 from .gguf_metadata import Cursor, Metadata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from ..source import ByteSource
+
+    _Info: TypeAlias = tuple[str, list[int], int, int]
 
 # ggml's type ids (docs/formats.md, 2.8)
 TYPES: dict[int, Encoding] = {
@@ -38,6 +42,8 @@ TYPES: dict[int, Encoding] = {
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
 _REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 MAX_NAME = 63  # bytes; ggml's C loader refuses longer tensor names
+MAX_LONGEST_NAME = 65_535  # and longer than this nobody
+MAX_SCAN = 1 << 20  # tensors, of which the scan wants the table in one piece
 MAX_DIMS = 8  # ggml has 4; a few more are read, with a warning
 _SPLIT = re.compile(r"(?s)(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
@@ -56,6 +62,11 @@ def sniff(head: bytes, size: int) -> bool:
     return head[:4] == b"GGUF"
 
 
+def _blocks() -> list[tuple[int, int]]:
+    """Elements and bytes of a block by type id, (0, 0) where there is none (for the scan)."""
+    return [(TYPES[i].block_size, TYPES[i].block_bytes) if i in TYPES else (0, 0) for i in range(max(TYPES) + 1)]
+
+
 class _Part:
     """One parsed GGUF file: what `read_one` needs to hand on."""
 
@@ -72,8 +83,7 @@ class _Part:
         self.metadata = Metadata(cursor, n_keys, self.findings)
         self.alignment = self._alignment()
         self.infos_start = cursor.position
-        found = self._fast_scan(cursor, n_tensors) or self._infos(cursor, n_tensors)
-        self.columns, self.index = self._place(found, cursor.position)
+        self.columns = self._fast_scan(cursor, n_tensors) or self._plainly(cursor, n_tensors)
 
     def _version(self, cursor: Cursor) -> tuple[int, str]:
         word = cursor.take(4, "the version")
@@ -101,47 +111,83 @@ class _Part:
             return 32
         value, kind = self.metadata["general.alignment"], self.metadata.types["general.alignment"]
         if kind != "UINT32" or value < 1 or value & (value - 1) or value > 1 << 30:
+            found = f"{kind} {value}" if isinstance(value, (int, float)) else kind
             raise ModelFileError(
-                self.source.name,
-                f"alignment must be a UINT32 power of two, found {kind} {quote(str(value))}",
-                "general.alignment",
+                self.source.name, f"alignment must be a UINT32 power of two, found {found}", "general.alignment"
             )
         return int(value)
 
-    def _fast_scan(self, cursor: Cursor, n: int) -> tuple[Any, ...] | None:
-        if "numba" not in sys.modules or n < 256:
+    def _fast_scan(self, cursor: Cursor, n: int) -> Columns | None:
+        """The Numba scan, only where Numba is in the process already; None on anything unusual."""
+        scan = warm_scan() if 256 <= n <= MAX_SCAN and cursor.usual_layout else None
+        if scan is None:
             return None
-        from ..kernels import scan
-
-        found = scan.gguf_tensor_infos(cursor.rest(), n, cursor.word, self.byte_order)
+        start, size = cursor.position, self.source.size
+        table = self.source.read_at(start, min(size - start, scan.table_bytes(n)))
+        found = scan.gguf_tensors(table, start, size, n, _blocks(), self.alignment)
         if found is None:
             return None
-        names, dims, starts, types, offsets, used = found
-        cursor.seek(cursor.position + used, "the tensor table")
-        return names, dims, starts, types, offsets
+        names, used, columns = found
+        return Columns(names, tuple(TYPES[t] for t in used), *columns)
 
-    def _infos(self, cursor: Cursor, n: int) -> tuple[Any, ...]:
-        """The tensor table, plainly: names, dimensions (row-major), starts, type ids, relative offsets."""
-        names: list[str] = []
-        dims: list[int] = []
-        starts, types, offsets = [0], [], []
-        for i in range(n):
+    def _plainly(self, cursor: Cursor, n: int) -> Columns:
+        with PausedGC():
+            rows = self._infos(cursor, n)
+            names, shapes, types, offsets = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
+            return self._place(names, shapes, types, offsets, cursor.position)
+
+    def _infos(self, cursor: Cursor, n: int) -> list[_Info]:
+        """The tensor table, plainly: name, shape (row-major), type id and relative offset of each tensor."""
+        rows: list[_Info] = []
+        names: set[str] = set()
+        while len(rows) < n:
+            known = len(rows)
+            self._usual_infos(cursor, n, rows)
+            if len(rows) < n:
+                rows.append(self._info(cursor, len(rows)))
+            names.update([row[0] for row in rows[known:]])
+            if len(names) != len(rows):  # at once: a sparse file can declare the empty name any number of times
+                twice = first_duplicate(row[0] for row in rows)
+                self._bad(str(twice), "stands twice in the tensor table (duplicate)")
+        return rows
+
+    def _usual_infos(self, cursor: Cursor, n: int, rows: list[_Info]) -> None:
+        """All that stand whole in the cursor's window, in a tight loop, up to one that `_info` has to look at."""
+        buf, pos = cursor.window()
+        first, word, letter = pos, cursor.word, "Q" if cursor.word == 8 else "I"
+        length_of = struct.Struct(cursor.sign + letter).unpack_from
+        rank_of = struct.Struct(cursor.sign + "I").unpack_from
+        rest_of = [struct.Struct(f"{cursor.sign}{rank}{letter}IQ") for rank in range(5)]
+        rests = [(rest.unpack_from, 4 + rest.size) for rest in rest_of]
+        try:
+            for _ in range(n - len(rows)):
+                begin = pos + word
+                end = begin + length_of(buf, pos)[0]
+                unpack, step = rests[rank_of(buf, end)[0]]
+                *shape, type_id, offset = unpack(buf, end + 4)
+                if end - begin > MAX_LONGEST_NAME:
+                    break
+                rows.append((buf[begin:end].decode(), shape[::-1], type_id, offset))
+                pos = end + step
+        except (struct.error, OverflowError, UnicodeDecodeError, IndexError):
+            pass  # the end of the window, or something unusual: `_info` finds out
+        cursor.seek(cursor.position + pos - first, "the tensor table")
+
+    def _info(self, cursor: Cursor, i: int) -> _Info:
+        """One row of the tensor table, with every check."""
+        name, what = f"number {i}", "the tensor table"
+        try:
             name = self._name(cursor, i)
-            rank = cursor.u32(f"the rank of tensor {quote(name)}")
+            rank = cursor.u32(what)
             if rank > MAX_DIMS:
-                raise ModelFileError(
-                    self.source.name, f"has {rank} dimensions, at most {MAX_DIMS} are read", f"tensor {quote(name)}"
-                )
-            dims += reversed(cursor.lengths(rank, f"the shape of tensor {quote(name)}"))
-            type_id, offset = cursor.type_and_offset(f"the type of tensor {quote(name)}")
-            names.append(name)
-            starts.append(len(dims))
-            types.append(type_id)
-            offsets.append(offset)
-        return names, dims, starts, types, offsets
+                self._bad(name, f"has {rank} dimensions, at most {MAX_DIMS} are read")
+            shape = cursor.lengths(rank, what)
+            return name, list(shape[::-1]), *cursor.type_and_offset(what)
+        except TruncatedFileError as exc:
+            raise TruncatedFileError(self.source.name, exc.reason, f"tensor {quote(name)}") from None
 
     def _name(self, cursor: Cursor, i: int) -> str:
-        raw = cursor.string(f"the name of tensor {i}")
+        raw = cursor.string(f"the name of tensor {i}", MAX_LONGEST_NAME)
         try:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -149,29 +195,24 @@ class _Part:
             self.findings.append(Finding("warning", "bad-utf8", f"tensor name {quote(name)} is not UTF-8"))
         return name
 
-    def _place(self, found: tuple[Any, ...], position: int) -> tuple[Columns, dict[str, int]]:
+    def _place(
+        self, names: list[str], shapes: list[list[int]], types: list[int], offsets: list[int], position: int
+    ) -> Columns:
         """Check types, sizes and places; make offsets absolute."""
-        names, dims, starts, types, offsets = found
-        file = self.source.name
-        index = dict(zip(names, range(len(names)), strict=True))
-        if len(index) != len(names):
-            raise ModelFileError(
-                file, "stands twice in the tensor table (duplicate)", f"tensor {quote(str(first_duplicate(names)))}"
-            )
-        used = sorted({int(t) for t in types})
-        place = {t: i for i, t in enumerate(used)}
+        used = sorted(set(types))
         for t in used:
             if t not in TYPES:
-                self._unknown_type(names[next(i for i, x in enumerate(types) if x == t)], t)
-        codes = [place[int(t)] for t in types]
+                self._unknown_type(names[types.index(t)], t)
+        place = {t: i for i, t in enumerate(used)}
+        codes = [place[t] for t in types]
         encodings = tuple(TYPES[t] for t in used)
         begin = position + -position % self.alignment if names else position
-        sizes = self._sizes(names, dims, starts, codes, encodings)
-        absolute = [begin + int(o) for o in offsets]
-        columns = Columns(names, encodings, codes, dims, starts, absolute, sizes)
-        self._check_places(columns, begin)
-        self._check_names(names, starts)
-        return columns, index
+        sizes = self._sizes(names, shapes, codes, encodings)
+        absolute = [begin + o for o in offsets]
+        self._check_places(names, absolute, sizes, begin)
+        self._check_names(names, shapes)
+        dims, starts = list(chain.from_iterable(shapes)), list(accumulate(map(len, shapes), initial=0))
+        return Columns(names, encodings, codes, dims, starts, absolute, sizes)
 
     def _unknown_type(self, name: str, type_id: int) -> None:
         was = f" ({_REMOVED[type_id]}, removed from ggml)" if type_id in _REMOVED else ""
@@ -183,52 +224,36 @@ class _Part:
         )
 
     def _sizes(
-        self, names: Any, dims: Any, starts: Any, codes: list[int], encodings: tuple[Encoding, ...]
+        self, names: list[str], shapes: list[list[int]], codes: list[int], encodings: tuple[Encoding, ...]
     ) -> list[int]:
-        sizes = []
-        shape_of = [(e.block_size, e.block_bytes) for e in encodings]
+        units = [(e.block_size, e.block_bytes) for e in encodings]
         limit = self.source.size
-        starts = list(map(int, starts))
-        dims = list(map(int, dims))
-        for i, code in enumerate(codes):
-            block, nbytes = shape_of[code]
-            a, z = starts[i], starts[i + 1]
-            numel = prod(dims[a:z])
-            row = dims[z - 1] if z > a else 1
+        sizes = [numel // units[c][0] * units[c][1] for numel, c in zip(map(prod, shapes), codes, strict=True)]
+        for i, (shape, c) in enumerate(zip(shapes, codes, strict=True)):
+            row, block = shape[-1] if shape else 1, units[c][0]
             if row % block:
-                self._bad(names[i], f"{encodings[code].name} needs rows of a multiple of {block}, this one has {row}")
-            size = numel // block * nbytes
-            if size > limit or (z > a and max(dims[a:z]) >> 63):
-                shape = tuple(dims[a:z])
-                self._bad(
-                    names[i],
-                    f"shape {shape} of {encodings[code].name} needs {size} bytes, the file has {limit}",
-                    True,
-                )
-            sizes.append(size)
+                self._bad(names[i], f"{encodings[c].name} needs rows of a multiple of {block}, this one has {row}")
+            if sizes[i] > limit or (shape and max(shape) >> 63):
+                needs = f"shape {tuple(shape)} of {encodings[c].name} needs {sizes[i]} bytes, the file has {limit}"
+                self._bad(names[i], needs, True)
         return sizes
 
     def _bad(self, name: str, reason: str, truncated: bool = False) -> None:
         raise (TruncatedFileError if truncated else ModelFileError)(self.source.name, reason, f"tensor {quote(name)}")
 
-    def _check_places(self, columns: Columns, begin: int) -> None:
+    def _check_places(self, names: list[str], offsets: list[int], sizes: list[int], begin: int) -> None:
         """Every tensor inside the file, none over another; gaps and another order are read with a warning."""
-        offsets, sizes, names = columns.offsets, columns.sizes, columns.names
-        packed, expected = True, begin
-        for offset, size in zip(offsets, sizes, strict=True):
-            packed = packed and offset == expected
-            expected = offset + size + -(offset + size - begin) % self.alignment
+        ends = list(map(add, offsets, sizes))
+        packed = offsets == [begin, *(end + (begin - end) % self.alignment for end in ends)][: len(offsets)]
         if not packed:
-            self._check_unpacked(columns, begin)
-        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+            self._check_unpacked(names, offsets, sizes, begin)
         if max(ends, default=0) > self.source.size:
             i = next(i for i, end in enumerate(ends) if end > self.source.size)
             self._bad(
                 names[i], f"data up to byte {ends[i]} is truncated: the file ends at {self.source.size}", truncated=True
             )
 
-    def _check_unpacked(self, columns: Columns, begin: int) -> None:
-        names, offsets, sizes = columns.names, columns.offsets, columns.sizes
+    def _check_unpacked(self, names: list[str], offsets: list[int], sizes: list[int], begin: int) -> None:
         full = [i for i in sorted(range(len(names)), key=lambda i: (offsets[i], sizes[i])) if sizes[i]]
         for i, j in pairwise(full):
             if offsets[i] + sizes[i] > offsets[j]:
@@ -246,8 +271,8 @@ class _Part:
             Finding("warning", "layout", "tensors are not packed in table order; llama.cpp will not load this file")
         )
 
-    def _check_names(self, names: Any, starts: Any) -> None:
-        long = [n for n in names if len(n) > MAX_NAME // 4 and len(n.encode("utf-8", "surrogatepass")) > MAX_NAME]
+    def _check_names(self, names: list[str], shapes: list[list[int]]) -> None:
+        long = [n for n in names if len(n) > MAX_NAME or (not n.isascii() and len(n.encode()) > MAX_NAME)]
         if long:
             self.findings.append(
                 Finding(
@@ -257,7 +282,7 @@ class _Part:
                     f"{quote(long[0])} first",
                 )
             )
-        deep = [i for i in range(len(names)) if starts[i + 1] - starts[i] > 4]
+        deep = [i for i, shape in enumerate(shapes) if len(shape) > 4]
         if deep:
             self.findings.append(
                 Finding(
@@ -271,12 +296,10 @@ class _Part:
 def read_one(source: ByteSource) -> ModelFile:
     """Open one GGUF file, whether or not it is a part of a split model."""
     part = _Part(source)
-    return _model(source.name, [part], part.columns, part.index, part.findings)
+    return _model(source.name, [part], part.columns, part.findings)
 
 
-def _model(
-    path: str, parts: list[_Part], columns: Columns, index: dict[str, int] | None, findings: list[Finding]
-) -> ModelFile:
+def _model(path: str, parts: list[_Part], columns: Columns, findings: list[Finding]) -> ModelFile:
     first = parts[0]
     metadata: Any = first.metadata
     if columns.names and "general.architecture" not in metadata:
@@ -288,15 +311,17 @@ def _model(
     file_type = metadata.get("general.file_type")
     if isinstance(file_type, int):
         facts["file type"] = FILE_TYPES.get(file_type, str(file_type))
+    units, skeleton, noticed = read_extras(metadata, columns.names, path)
     return ModelFile(
         path,
         "gguf",
         columns,
         [p.source for p in parts],
         metadata=metadata,
-        findings=findings,
+        findings=[*findings, *noticed],
         facts=facts,
-        index=index,
+        units=units,
+        skeleton=skeleton,
         byte_order=first.byte_order,
     )
 
@@ -306,23 +331,23 @@ def read(source: ByteSource) -> ModelFile:
     part = _Part(source)
     count = part.metadata.get("split.count")
     if not isinstance(count, int) or isinstance(count, bool) or count < 2:
-        return _model(source.name, [part], part.columns, part.index, part.findings)
+        return _model(source.name, [part], part.columns, part.findings)
     number = part.metadata.get("split.no", 0)
     named = _SPLIT.fullmatch(source.name)
     problem = None
     if named is None or not isinstance(source, FileSource):
         problem = "the name is not PREFIX-00001-of-0000N.gguf, so that the other parts cannot be found"
+    elif count != int(named[3]):
+        problem = f"split.count is {count}, but the name says {int(named[3])}"
     else:
         names = [f"{named[1]}-{i:05d}-of-{named[3]}.gguf" for i in range(1, count + 1)]
-        missing = [n for n in names if not os.path.isfile(n)] if count <= 99_999 else names
+        missing = [n for n in names if not os.path.isfile(n)]
         if missing:
             shown = ", ".join(quote(os.path.basename(n)) for n in missing[:3]) + (" …" if len(missing) > 3 else "")
             problem = f"{len(missing)} of {count} parts are missing: {shown}"
     if problem:
         text = f"this is part {number + 1 if isinstance(number, int) else '?'} of {count} of a split model; {problem}"
-        return _model(
-            source.name, [part], part.columns, part.index, [*part.findings, Finding("error", "incomplete", text)]
-        )
+        return _model(source.name, [part], part.columns, [*part.findings, Finding("error", "incomplete", text)])
     return _read_split(source, part, names)
 
 
@@ -355,7 +380,7 @@ def _read_split(source: ByteSource, part: _Part, names: list[str]) -> ModelFile:
         )
     if source.name != names[0]:
         findings.append(Finding("note", "split", f"opened all {len(parts)} parts of the split model"))
-    return _model(source.name, parts, columns, None, findings)
+    return _model(source.name, parts, columns, findings)
 
 
 GGUF = Format("gguf", (".gguf",), sniff, read)

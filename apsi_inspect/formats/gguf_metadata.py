@@ -8,11 +8,12 @@ place. Nothing loops over a declared count that the file cannot hold. Tests: `te
 from __future__ import annotations
 
 import struct
-import sys
+from array import array
 from collections.abc import Mapping, Sequence
 
 from ..errors import ModelFileError, TruncatedFileError, quote
 from ..model import Finding
+from .base import warm_scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +40,15 @@ SCALARS = {
 }
 STRING, ARRAY, BOOL = 8, 9, 7
 NAMES = {**{i: row[0] for i, row in SCALARS.items()}, STRING: "STRING", ARRAY: "ARRAY"}
-_NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
-MAX_STRINGS = 1 << 24  # in the arrays of a file; 64 times the largest vocabulary known
+_NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
+MAX_STRINGS = 1 << 22  # in the arrays of a file; five times the largest vocabulary known, with its merges
 MAX_ARRAYS = 1 << 16  # nested in arrays
 MAX_STRING = 1 << 30  # bytes; ggml's limit
+MAX_KEY = 65_535  # bytes; the limit of the GGUF specification
+MAX_KEYS = 1 << 20
 MAX_NESTING = 4
-_WINDOW = 1 << 20
+_LONG = 1 << 20  # bytes from which a string is decoded when it is read, as arrays are
+_WINDOW, _FIRST_WINDOW = 1 << 20, 1 << 13  # read ahead: doubled while reading forward, small again after a jump
 ENDS = 3  # first and last elements shown of a long array
 
 
@@ -54,6 +58,7 @@ class Cursor:
     def __init__(self, source: ByteSource) -> None:
         self.source = source
         self._base, self._pos, self._buf = 0, 0, b""
+        self._window = _FIRST_WINDOW
         self._counted = {"strings": 0, "nested arrays": 0}
         self.set_layout("little", 8)
 
@@ -63,6 +68,11 @@ class Cursor:
         self._u32 = struct.Struct(self.sign + "I").unpack_from
         self._len = struct.Struct(self.sign + ("Q" if word == 8 else "I")).unpack_from
         self._info = struct.Struct(self.sign + "IQ").unpack_from
+
+    @property
+    def usual_layout(self) -> bool:
+        """Little-endian with 64-bit lengths: what scans are made for."""
+        return self.sign == "<" and self.word == 8
 
     @property
     def position(self) -> int:
@@ -84,12 +94,13 @@ class Cursor:
         if 0 <= at and at + n <= len(self._buf):
             self._pos = at
             return
-        size = min(max(n, _WINDOW), self.source.size - position)
+        self._window = min(self._window * 2, _WINDOW) if at - len(self._buf) < self._window else _FIRST_WINDOW
+        size = min(max(n, self._window), self.source.size - position)
         self._buf, self._base, self._pos = self.source.read_at(position, size), position, 0
 
-    def rest(self) -> memoryview:
-        """Everything from here to the end of the file, mapped (for a scan kernel)."""
-        return self.source.view(self.position, self.source.size - self.position)
+    def window(self) -> tuple[bytes, int]:
+        """The bytes at hand, and where in them the next one stands (for a loop that checks by itself)."""
+        return self._buf, self._pos
 
     def take(self, n: int, what: str) -> bytes:
         """The next `n` bytes."""
@@ -124,11 +135,11 @@ class Cursor:
         self._pos += 12
         return value
 
-    def string(self, what: str) -> bytes:
+    def string(self, what: str, limit: int) -> bytes:
         """The next length-prefixed string."""
         n = self.length(what)
-        if n > MAX_STRING:
-            raise ModelFileError(self.source.name, f"{what} declares a string of {n} bytes, more than 1 GiB")
+        if n > limit:
+            raise ModelFileError(self.source.name, f"has {n} bytes, more than the limit of {limit}", what)
         return self.take(n, what)
 
     def count(self, what: str, n: int, limit: int, where: str) -> None:
@@ -140,13 +151,20 @@ class Cursor:
     def skip_strings(self, count: int, what: str) -> None:
         """Step over `count` strings without making one."""
         word, unpack = self.word, self._len
+        scan = warm_scan() if count >= 1024 and self.usual_layout else None
         while count:
             self._need(word, what)
             buf, pos = self._buf, self._pos
+            if scan is not None:
+                pos, count = scan.skip_strings(buf, pos, count)
             last = len(buf) - word
-            while count and pos <= last:
+            for done in range(count):
+                if pos > last:
+                    count -= done
+                    break
                 pos += word + unpack(buf, pos)[0]
-                count -= 1
+            else:
+                count = 0
             self.seek(self._base + pos, what)
 
 
@@ -197,15 +215,6 @@ class Array(Sequence["Any"]):
 
     def _skip_strings(self, cursor: Cursor) -> None:
         cursor.count("strings", self._count, MAX_STRINGS, self._what)
-        if "numba" in sys.modules and self._count >= 1024:
-            from ..kernels import scan
-
-            found = scan.string_offsets(cursor.rest(), self._count, self._word, self._order)
-            if found is not None:
-                self._index, used = found
-                self._tail = self._start + int(self._index[max(self._count - ENDS, 0)])
-                cursor.seek(cursor.position + used, self._what)
-                return
         cursor.skip_strings(max(self._count - ENDS, 0), self._what)
         self._tail = cursor.position
         cursor.skip_strings(min(self._count, ENDS), self._what)
@@ -226,10 +235,12 @@ class Array(Sequence["Any"]):
     def _offsets(self) -> Sequence[int]:
         """Relative position of each string (made once, on the first random access)."""
         if self._index is None:
-            from array import array
-
-            index, pos, word = array("Q"), 0, self._word
+            index, pos, word = array("q"), 0, self._word
             data = self._source.view(self._start, self._end - self._start)
+            scan = warm_scan() if self._count >= 1024 and (self._order, word) == ("little", 8) else None
+            if scan is not None:
+                self._index = scan.string_starts(data, self._count)
+                return self._index
             for _ in range(self._count):
                 index.append(pos)
                 pos += word + int.from_bytes(data[pos : pos + word], self._order)  # type: ignore[arg-type]
@@ -271,6 +282,12 @@ class Array(Sequence["Any"]):
             raise IndexError(f"index {key} is out of range for {self._count} elements")
         return self[i : i + 1][0]
 
+    def raw(self) -> memoryview | None:
+        """The elements as the file holds them, where a little-endian file of version 3 would hold the same."""
+        if self._order != "little" or (self._word != 8 and self._type in (STRING, ARRAY)):
+            return None
+        return self._source.view(self._start, self._end - self._start)
+
     def tolist(self) -> list[Any]:
         """All elements as Python values."""
         return [v.tolist() if isinstance(v, Array) else v for v in self]
@@ -289,6 +306,8 @@ class Array(Sequence["Any"]):
             return np.array(self.tolist(), dtype=dtype or object)
         raw = self._source.view(self._start, self._end - self._start)
         values = np.frombuffer(raw, ("<" if self._order == "little" else ">") + _NUMPY[self._type])
+        if self._type == BOOL:
+            values = values != 0
         return np.array(values, dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
@@ -308,6 +327,8 @@ class Metadata(Mapping[str, "Any"]):
         self.types: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         file = cursor.source.name
+        if count > MAX_KEYS:
+            raise ModelFileError(file, f"declares {count} keys, more than the limit of {MAX_KEYS}", "the metadata")
         for i in range(count):
             key = self._key(cursor, i, findings)
             if key in self._values:
@@ -323,9 +344,9 @@ class Metadata(Mapping[str, "Any"]):
 
     @staticmethod
     def _key(cursor: Cursor, i: int, findings: list[Finding]) -> str:
-        raw = cursor.string(f"metadata key {i}")
-        if not raw or len(raw) > 65_535:
-            raise ModelFileError(cursor.source.name, f"key of {len(raw)} bytes", f"metadata key {i}")
+        raw = cursor.string(f"metadata key {i}", MAX_KEY)
+        if not raw:
+            raise ModelFileError(cursor.source.name, "is empty", f"metadata key {i}")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -334,7 +355,11 @@ class Metadata(Mapping[str, "Any"]):
             return key
 
     def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+        value = self._values[key]
+        return value.text() if isinstance(value, LongString) else value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -346,9 +371,30 @@ class Metadata(Mapping[str, "Any"]):
         return f"<GGUF metadata, {len(self)} keys>"
 
 
+class LongString:
+    """A string of a mebibyte or more, which a sparse file can declare for nothing: decoded when it is read."""
+
+    def __init__(self, cursor: Cursor, nbytes: int, what: str) -> None:
+        self._source, self._start, self._nbytes = cursor.source, cursor.position, nbytes
+        cursor.seek(self._start + nbytes, what)
+
+    def text(self) -> str:
+        """The whole of it."""
+        return self._source.read_at(self._start, self._nbytes).decode("utf-8", "backslashreplace")
+
+
+def _string(cursor: Cursor, what: str) -> str | LongString:
+    n = cursor.length(what)
+    if n > MAX_STRING:
+        raise ModelFileError(cursor.source.name, f"declares a string of {n} bytes, more than 1 GiB", what)
+    if n >= _LONG:
+        return LongString(cursor, n, what)
+    return cursor.take(n, what).decode("utf-8", "backslashreplace")
+
+
 def _value(cursor: Cursor, kind: int, what: str) -> Any:
     if kind == STRING:
-        return cursor.string(what).decode("utf-8", "backslashreplace")
+        return _string(cursor, what)
     if kind == ARRAY:
         return Array(cursor, what)
     _, code, nbytes = SCALARS[kind]

@@ -7,16 +7,17 @@ has Numba loaded already, `kernels.scan` may return the same columns; a differen
 
 from __future__ import annotations
 
-import sys
-from itertools import chain
+import re
+from itertools import accumulate, chain
 from math import prod
-from operator import mul, sub
+from operator import itemgetter, mul, sub
 from typing import NamedTuple
 
 from ..encodings import ENCODINGS, Encoding
 from ..errors import ModelFileError, TruncatedFileError, quote
 from ..model import Columns, ModelFile
-from .base import MAX_NDIM, Format, first_duplicate, load_json
+from .base import MAX_NDIM, Format, PausedGC, first_duplicate, load_json, warm_scan
+from .pieces import pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ DTYPES: dict[str, Encoding] = {
 _CODES = {name: i for i, name in enumerate(DTYPES)}
 _ENCODINGS = tuple(DTYPES.values())
 _FIELDS = ("dtype", "shape", "data_offsets")
+_MINUS_ZERO = re.compile(r"[\[,:][ \t\r\n]*-0(?![0-9.eE])")  # a cheap look before a second parse
+_FIELDS_OF = itemgetter(*_FIELDS)
 
 
 class Header(NamedTuple):
     """A parsed header: `metadata` is None where the file has none; `length` is that of the JSON text."""
 
     columns: Columns
-    index: dict[str, int]  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     metadata: dict[str, str] | None
     length: int
     size: int
@@ -87,42 +89,122 @@ def read_text(source: ByteSource) -> bytes:
 
 def _fast_scan(text: bytes, source: ByteSource) -> Header | None:
     """The Numba scan, only where Numba is in the process already; None on anything unusual."""
-    if "numba" not in sys.modules or len(text) < 65_536:
+    scan = warm_scan() if len(text) >= 65_536 else None
+    if scan is None:
         return None
-    from ..kernels import scan
-
-    found = scan.safetensors_header(
-        text, source.size - 8 - len(text), list(DTYPES), [e.block_bytes for e in _ENCODINGS]
-    )
+    blocks = [(n, e.block_size, e.block_bytes) for n, e in DTYPES.items()]
+    found = scan.safetensors_header(text, 8 + len(text), source.size, blocks)
     if found is None:
         return None
-    names, index, metadata, codes, dims, starts, offsets, sizes = found
-    return Header(
-        Columns(names, _ENCODINGS, codes, dims, starts, offsets, sizes), index, metadata, len(text), source.size
-    )
+    names, place, (codes, dims, starts, offsets, sizes) = found
+    metadata = None
+    if place is not None:
+        part = text[slice(*place)]
+        if b"\\u" in part:
+            return None
+        try:
+            pairs = load_json(part.decode("utf-8"), source.name, "header", object_pairs_hook=tuple)
+            metadata, _ = _split_metadata((("__metadata__", pairs),), source.name)
+        except (ModelFileError, UnicodeDecodeError):
+            return None
+    columns = _by_name(Columns(names, _ENCODINGS, codes, dims, starts, offsets, sizes))
+    return Header(columns, metadata, len(text), source.size)
 
 
 def _parse(text: bytes, source: ByteSource) -> Header:
-    name = source.name
+    with PausedGC():
+        metadata, names, dtypes, shapes, spans = _table(text, source.name)
+        columns = _by_name(_check(names, dtypes, shapes, spans, 8 + len(text), source))
+    return Header(columns, metadata, len(text), source.size)
+
+
+def _table(text: bytes, file: str) -> tuple[Any, ...]:
+    """Metadata, names, dtypes, shapes, spans: of all pieces of a large header."""
+    tables = [_piece(piece, file) for piece in pieces(text, file)]
+    if len(tables) == 1:
+        return tables[0]
+    metadata = [table[0] for table in tables if table[0] is not None]
+    if len(metadata) > 1:
+        raise ModelFileError(file, "stands twice in the header (duplicate key)", "__metadata__")
+    columns = [list(chain.from_iterable(table[k] for table in tables)) for k in range(1, 5)]
+    _refuse_duplicates(columns[0], file)
+    return (metadata[0] if metadata else None, *columns)
+
+
+def _piece(text: bytes, file: str) -> tuple[Any, ...]:
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as exc:
-        raise ModelFileError(name, f"header is not UTF-8 (byte {exc.start} of the header)") from None
-    # Objects come as tuples of pairs (so duplicate keys are seen), arrays as lists.
-    pairs = load_json(decoded, name, "header", object_pairs_hook=tuple)
+        raise ModelFileError(file, f"header is not UTF-8 (byte {exc.start} of the header)") from None
+    if "-0" in decoded and _MINUS_ZERO.search(decoded):
+        load_json(decoded, file, "header", parse_int=_refuse_minus_zero)
+    return _usual(decoded, file) or _by_pairs(decoded, file)
+
+
+def _refuse_minus_zero(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("-0 is not an integer that safetensors takes")
+    return int(digits)
+
+
+def _refuse_duplicates(names: Sequence[str], file: str) -> None:
+    if len(set(names)) != len(names):
+        raise ModelFileError(file, "stands twice in the header (duplicate key)", f"tensor {_q(first_duplicate(names))}")
+
+
+def _by_name(columns: Columns) -> Columns:
+    """Empty tensors at one place stand by name (docs/apsim.md, section 1), whatever their order in the header."""
+    if 0 not in columns.sizes:
+        return columns
+    keys = list(zip(columns.offsets, columns.sizes, columns.names, strict=True))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    if order == list(range(len(keys))):
+        return columns
+    shapes = [columns.shape(i) for i in order]
+    return columns._replace(
+        names=[columns.names[i] for i in order],
+        codes=[columns.codes[i] for i in order],
+        dims=list(chain.from_iterable(shapes)),
+        starts=list(accumulate(map(len, shapes), initial=0)),
+        offsets=[columns.offsets[i] for i in order],
+        sizes=[columns.sizes[i] for i in order],
+    )
+
+
+def _usual(decoded: str, file: str) -> tuple[Any, ...] | None:
+    """Metadata, names, dtypes, shapes, spans, by way of dicts; None unless it is certain that no key stands twice.
+
+    A key is followed by a colon. So if there are no more colons outside the strings of the result than it has keys, no
+    key was lost. (A string written with escapes might hold a colon that the text does not: not here.)
+    """
+    table = load_json(decoded, file, "header")
+    if not isinstance(table, dict) or "\\u" in decoded:
+        return None
+    try:
+        colons = decoded.count(":") - "".join(table).count(":")
+        metadata: dict[str, str] | None = table.pop("__metadata__", None)
+        if metadata is not None:
+            colons -= 1 + len(metadata) + "".join(chain(metadata, metadata.values())).count(":")
+        bodies = table.values()
+        dtypes, shapes, spans = zip(*map(_FIELDS_OF, bodies), strict=True) if table else ((), (), ())
+        usual = colons == len(table) + sum(map(len, bodies))
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return (metadata, list(table), dtypes, shapes, spans) if usual else None
+
+
+def _by_pairs(decoded: str, file: str) -> tuple[Any, ...]:
+    """The same with every key in sight: objects come as tuples of pairs, arrays as lists."""
+    pairs = load_json(decoded, file, "header", object_pairs_hook=tuple)
     if not isinstance(pairs, tuple):
-        raise ModelFileError(name, "header is not a JSON object")
+        raise ModelFileError(file, "header is not a JSON object")
     if "\\u" in decoded:
-        _refuse_surrogates(pairs, name)
-    metadata, entries = _split_metadata(pairs, name)
-    names, dtypes, shapes, spans = _columns(entries, name)
-    index = dict(zip(names, range(len(names)), strict=True))
-    if len(index) != len(names):
-        raise ModelFileError(name, "stands twice in the header (duplicate key)", f"tensor {_q(first_duplicate(names))}")
-    columns = _check(names, dtypes, shapes, spans, 8 + len(text), source)
-    if columns.names is not names:
-        index = dict(zip(columns.names, range(len(names)), strict=True))
-    return Header(columns, index, metadata, len(text), source.size)
+        _refuse_surrogates(pairs, file)
+    metadata, entries = _split_metadata(pairs, file)
+    names = [name for name, _ in entries]
+    _refuse_duplicates(names, file)
+    rows = [_entry(name, body, file) for name, body in entries]
+    return metadata, names, *([row[k] for row in rows] for k in range(3))
 
 
 def _q(name: object) -> str:
@@ -170,23 +252,6 @@ def _json_type(value: object) -> str:
     return {int: "a number", float: "a number", str: "a string", list: "an array", tuple: "an object"}[type(value)]
 
 
-def _columns(entries: list[Any], file: str) -> tuple[Sequence[str], Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Names, dtypes, shapes and offset pairs: by three `zip`s where all entries have the usual form."""
-    if not entries:
-        return [], [], [], []
-    names, bodies = zip(*entries, strict=True)
-    try:
-        fields = [zip(*column, strict=True) for column in zip(*bodies, strict=True)]
-        (k0, dtypes), (k1, shapes), (k2, spans) = (tuple(field) for field in fields)
-        usual = set(k0) == {"dtype"} and set(k1) == {"shape"} and set(k2) == {"data_offsets"}
-    except (TypeError, ValueError):
-        usual = False
-    if not usual:
-        rows = [_entry(name, body, file) for name, body in entries]
-        dtypes, shapes, spans = zip(*rows, strict=True)
-    return names, dtypes, shapes, spans
-
-
 def _entry(name: str, body: Any, file: str) -> tuple[Any, Any, Any]:
     """One entry field by field, in any order, unknown fields ignored as the reference does."""
     where = f"tensor {_q(name)}"
@@ -218,15 +283,16 @@ def _check(
         if names and (set(map(type, shapes)) != {list} or set(map(type, spans)) != {list}):
             raise ValueError
         dims = list(chain.from_iterable(shapes))
-        begins, ends = map(list, zip(*spans, strict=True)) if names else ([], [])
+        begins, ends = zip(*spans, strict=True) if names else ((), ())
         if not {*map(type, dims), *map(type, begins), *map(type, ends)} <= {int}:
             raise ValueError
-        if begins != [0, *ends[:-1]][: len(begins)]:
+        if begins != (0, *ends[:-1])[: len(begins)]:
             order = sorted(range(len(names)), key=lambda i: (begins[i], ends[i]))
-            if order != list(range(len(names))):  # a header in another order than the data: sort, check again
-                a, b, c, d = ([column[i] for i in order] for column in (names, dtypes, shapes, spans))
+            if order == list(range(len(names))):
+                raise ValueError
+            # a header in another order than the data: sort, check again
+            a, b, c, d = ([column[i] for i in order] for column in (names, dtypes, shapes, spans))
             return _check(a, b, c, d, start, source)
-            raise ValueError
         sizes = list(map(sub, ends, begins))
         ranks = list(map(len, shapes))
         largest = max(dims, default=0)
@@ -246,9 +312,7 @@ def _check(
             _check_overflow(names, shapes, codes, source.name)
     except (KeyError, TypeError, ValueError):
         _culprit(names, dtypes, shapes, spans, space, source)
-    starts = [0]
-    for rank in ranks:
-        starts.append(starts[-1] + rank)
+    starts = list(accumulate(ranks, initial=0))
     return Columns(names, _ENCODINGS, codes, dims, starts, list(map(start.__add__, begins)), sizes)
 
 
@@ -344,7 +408,6 @@ def model_of(source: ByteSource, header: Header) -> ModelFile:
         header.columns,
         [source],
         metadata=header.metadata,
-        index=header.index,
         facts={"header bytes": header.length, "metadata present": header.metadata is not None},
     )
 
