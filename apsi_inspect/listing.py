@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from .errors import ValueRefusedError, quote, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from .model import ModelFile
@@ -131,6 +132,8 @@ _COMPANIONS: dict[str, tuple[str, ...]] = {
 _BELOW = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format")
 _BITSANDBYTES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _ENDINGS = (*_COMPANIONS, *_BELOW, *_BITSANDBYTES, ".biases")
+_PACKED = (*_BITSANDBYTES, "_blocks", ".weight_packed", ".qweight")
+_TAIL = itemgetter(slice(-8, None))
 _NUMBER = re.compile(r"([0-9]+)")
 MAX_TEXT = 240
 
@@ -163,14 +166,31 @@ def human_count(n: int) -> str:
     raise AssertionError("unreachable")
 
 
-def companions(names: Iterable[str]) -> set[str]:
-    """The names that are scales, zero points or codebooks of another tensor among them."""
-    names = list(names)
-    candidates = [n for n in names if n.endswith(_ENDINGS)]
-    if not candidates:
+def candidates(names: Sequence[str]) -> list[str]:
+    """The names whose ending says that they may be companions or packed; the rest are not looked at further.
+
+    The few distinct tails of all names are looked at first: most models have none.
+    """
+    endings = (*_ENDINGS, *_PACKED)
+    tails = set(map(_TAIL, names))
+    if len(tails) < 1000:
+        endings = tuple(e for e in endings if any(tail.endswith(e[-8:]) for tail in tails))
+    return [n for n in names if n.endswith(endings)] if endings else []
+
+
+def companions(names: Sequence[str], among: Sequence[str] | None = None) -> set[str]:
+    """The names that are scales, zero points or codebooks of another tensor among them.
+
+    Parameters
+    ----------
+    among
+        What `candidates` found, where the caller has it.
+    """
+    among = candidates(names) if among is None else among
+    if not among:
         return set()
     there = set(names)
-    return {n for n in candidates if _is_companion(n, there)}
+    return {n for n in among if _is_companion(n, there)}
 
 
 def _is_companion(name: str, there: set[str]) -> bool:
@@ -187,11 +207,18 @@ def _is_companion(name: str, there: set[str]) -> bool:
     return False
 
 
-def packing(model: ModelFile) -> dict[str, int]:
-    """How many weights one stored element holds, for tensors that pack several (from the header alone)."""
-    names = model.index
+def packing(model: ModelFile, among: Sequence[str] | None = None) -> dict[str, int]:
+    """How many weights one stored element holds, for tensors that pack several (from the header alone).
+
+    Parameters
+    ----------
+    among
+        What `candidates` found, where the caller has it.
+    """
+    among = candidates(model.columns.names) if among is None else among
+    names = model.index if among else {}
     factors: dict[str, int] = {}
-    for name in names:
+    for name in among:
         if name.endswith(_BITSANDBYTES):
             owner = name.partition(".quant_state.")[0]
             if owner in names:

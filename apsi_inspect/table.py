@@ -7,6 +7,7 @@ built from whole columns; a shape is one shared tuple for all tensors that have 
 from __future__ import annotations
 
 import os
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from .display import Displayable
 from .errors import ValueRefusedError, quote
-from .listing import Share, block_of, companions, glob, natural_key, packing
+from .listing import Share, block_of, candidates, companions, glob, natural_key, packing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,7 +171,7 @@ def _frame(model: ModelFile) -> pd.DataFrame:
     n = len(c.names)
     starts = np.asarray(c.starts, np.int64)
     ndim = np.diff(starts)
-    shapes, numel = _shapes(c.dims, starts, n)
+    shapes, numel = _shapes(np.asarray(c.dims, np.int64), starts)
     nbytes = np.asarray(c.sizes, np.int64)
     with np.errstate(divide="ignore", invalid="ignore"):
         bpw = np.where(numel > 0, 8 * nbytes / numel, np.nan)
@@ -202,24 +203,34 @@ def _dtype(column: str) -> Any:
     return object if SCHEMA[column] == "object" else None
 
 
-def _shapes(dims: Sequence[int], starts: NDArray[np.int64], n: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """One shared tuple per distinct shape, and the number of elements, per tensor."""
-    shapes: NDArray[Any] = np.empty(n, object)
-    numel: NDArray[np.int64] = np.ones(n, np.int64)
-    flat = list(map(int, dims))
-    known: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
-    begin = 0
-    for i, end in enumerate(starts[1:].tolist()):
-        shape = tuple(flat[begin:end])
-        begin = end
-        found = known.get(shape)
-        if found is None:
-            size = 1
-            for d in shape:
-                size *= d
-            found = known.setdefault(shape, (shape, size))
-        shapes[i], numel[i] = found
+def _shapes(dims: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """One shared tuple per distinct shape, and the number of elements, per tensor; a rank at a time."""
+    ndim = np.diff(starts)
+    shapes: NDArray[Any] = np.empty(len(ndim), object)
+    numel: NDArray[np.int64] = np.ones(len(ndim), np.int64)
+    for rank in np.flatnonzero(np.bincount(ndim)):
+        rows = np.flatnonzero(ndim == rank)
+        table = dims[starts[rows][:, None] + np.arange(rank)]
+        codes, first = _distinct(table)
+        known: NDArray[Any] = np.empty(len(first), object)
+        known[:] = list(map(tuple, table[first].tolist()))
+        shapes[rows] = known[codes]
+        numel[rows] = np.array([prod(shape) for shape in known], np.int64)[codes]
     return shapes, numel
+
+
+def _distinct(table: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Which distinct row each row is, and where each of those stands first: by a hash of the rows that is checked."""
+    key = np.zeros(len(table), np.uint64)
+    for column in table.T:
+        key = (key ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    codes, keys = pd.factorize(key)
+    first = np.full(len(keys), len(table))
+    np.minimum.at(first, codes, np.arange(len(table)))
+    if (table == table[first][codes]).all():
+        return codes, first
+    _, first, codes = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    return codes.reshape(-1), first
 
 
 def _categories(codes: NDArray[np.int64], names: list[str]) -> Any:
@@ -245,12 +256,14 @@ def _parameters(
 ) -> NDArray[np.int64]:
     """`listing.parameters`, by columns."""
     out = numel.copy()
-    index = model.index
-    for name, factor in packing(model).items():
-        out[index[name]] *= factor
-    for name in companions(model.columns.names):
-        out[index[name]] = 0
+    among = candidates(model.columns.names)
+    for name, factor in packing(model, among).items():
+        out[model.index[name]] *= factor
+    for name in companions(model.columns.names, among):
+        out[model.index[name]] = 0
     offsets = np.asarray(model.columns.offsets, np.int64)
+    if len(model.files) == 1 and (np.diff(offsets[nbytes > 0]) > 0).all():
+        return out  # each has its own place: none is tied
     order = np.lexsort((np.arange(len(offsets)), nbytes, offsets, files))
     same = (
         (files[order][1:] == files[order][:-1])
