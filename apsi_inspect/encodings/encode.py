@@ -187,6 +187,8 @@ def encode(
 
 def _check(encoding: Encoding, x: NDArray[Any], name: str | None) -> int:
     """How many bytes it takes."""
+    import numpy as np
+
     tensor = "" if name is None else f"tensor {quote(name)}: "
     if not can_encode(encoding):
         raise ValueRefusedError(f"{tensor}{encoding.name} cannot be encoded here, only decoded")
@@ -205,7 +207,7 @@ def _check(encoding: Encoding, x: NDArray[Any], name: str | None) -> int:
     if encoding.kind in ("int", "uint", "bool", "complex"):
         if x.dtype.newbyteorder("=") != target:
             raise ValueRefusedError(f"{tensor}{encoding.name} takes {target} values, got {x.dtype}")
-    elif x.dtype.kind not in "fiubV" or (x.dtype.kind == "V" and not hasattr(x.dtype.type, "dtype")):
+    elif x.dtype.kind not in "fiubV" or x.dtype.type is np.void:  # ml_dtypes are of kind V too
         raise ValueRefusedError(f"{tensor}{encoding.name} takes real numbers, got {x.dtype}")
     return nbytes
 

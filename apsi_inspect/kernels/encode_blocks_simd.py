@@ -71,7 +71,7 @@ def symmetric(src: M, dst: M, half: int) -> W:
     d = top.eq(0).sel(d.like(-0.0), d)  # C starts its search from +0
     dst.store(d.float_to_half())
     inverse = reciprocal(d)
-    tiny = inverse.eq(0.0) & top.gt(0)
+    tiny = inverse.eq(0.0) & (d.eq(0.0) ^ 1)
     offset = tiny.sel(d.like(0.5), d.like(half + 0.5))
     return (v * inverse.splat(32) + offset.splat(32)).fptosi(I32).smin(2 * half - 1)
 
@@ -178,8 +178,9 @@ def e2m1(v: W, d: W) -> W:
     """i8 codes of the nearest E2M1 value (`d` is half the unit): ties to the smaller one, no negative zero."""
     a = v.abs()
     code = v.bits(I32).like(0)
-    for middle in (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0):
-        code = code - a.gt((d * middle).splat(v.n)).sext(I32)  # a set lane is -1
+    for value, middle in zip((1, 2, 3, 4, 6, 8, 12), (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0), strict=True):
+        limit = (d * float(value)).lt(INF).sel(d * middle, d.like(INF))  # what overflows is infinitely far away
+        code = code - a.gt(limit.splat(v.n)).sext(I32)  # a set lane is -1
     sign = (v.bits(I32) >> 28) & 8
     return code.eq(0).sel(code, code | sign).trunc(I8)
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from ._jit import kernel
-from .lanes import STEP, L, clamp, columns, first_greatest, nearest, signed_max
-from .simd import I8, I16, I32, F, M, W, emitter
+from .lanes import STEP, L, clamp, columns, first_greatest, loop, nearest, signed_max, zeros
+from .simd import I8, I16, I32, I64, F, M, W, emitter
 
 EPS = 1e-15
 VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -38,35 +38,35 @@ def index(v: W) -> W:
     return i.trunc(I8)
 
 
-def sums(xs: list[W], inverse: W) -> tuple[W, W]:
-    a = b = xs[0].like(0.0)
-    for x in xs:
+def sums(s: M, inverse: W) -> list[W]:
+    """The sums of w*q*x and w*q*q with w = x*x, for the values nearest to x * inverse."""
+
+    def body(i: W, a: W, b: W) -> list[W]:
+        x = s.plus(i).load(F, L)
         q = value(inverse * x)
         w = x * x
-        a, b = a + w * q * x, b + w * q * q
-    return a, b
+        return [a + w * q * x, b + w * q * q]
+
+    return loop(s.b, XS, XS + 32 * STEP, STEP, [zeros(s.b)] * 2, body)
 
 
 @emitter(M, M)
 def start(src: M, s: M) -> None:
     """Transpose; the guess from the greatest element. A lane that counts as zero gets an infinite one and scale 0."""
-    xs = columns(src, 32)
-    top = signed_max(xs)
+    elements = s.plus(W(s.b, I64(XS)))
+    columns(src, 32, elements)
+    top = signed_max(elements, 32)
     zero = top.abs().lt(EPS)
-    inverse = top.like(1.0) / (top / 127.0)
-    a, b = sums(xs, inverse)
+    a, b = sums(s, top.like(1.0) / (top / 127.0))
     d = b.gt(0.0).sel(a / b, b.like(0.0))
     s.store(zero.sel(d.like(0.0), d), SCALE)
     s.store(zero.sel(d.like(float("inf")), d * a), BEST)
     s.store(top, TOP)
-    for i, x in enumerate(xs):
-        s.store(x, XS + STEP * i)
 
 
 @emitter(M, F)
 def attempt(s: M, span: W) -> None:
-    inverse = span.splat(L) / s.load(F, L, TOP)
-    a, b = sums([s.load(F, L, XS + STEP * i) for i in range(32)], inverse)
+    a, b = sums(s, span.splat(L) / s.load(F, L, TOP))
     best = s.load(F, L, BEST)
     better = b.gt(0.0) & (a * a).gt(best * b)
     d = a / b
@@ -87,8 +87,9 @@ def put_nl(src: M, d: W, dst: M) -> None:
     dst.store(nibbles(src, d), 2)
 
 
-@emitter(M, M, M)
-def put_xs(src: M, scales: M, dst: M) -> None:
+@emitter(M, M)
+def put_head(scales: M, dst: M) -> None:
+    """d and the integer scales of an IQ4_XS super-block; leaves the scales that its codes are for."""
     scale = scales.load(F, 8)
     d = first_greatest(scale) / -32.0
     inverse = d.eq(0.0).sel(d.like(0.0), d.like(1.0) / d)
@@ -100,8 +101,12 @@ def put_xs(src: M, scales: M, dst: M) -> None:
     dst.store(high.reduce("or").trunc(I16), 2)
     low = (code & 15).trunc(I8)
     dst.store(low.pick(range(0, 8, 2)) | (low.pick(range(1, 8, 2)) << 4), 4)
-    for j in range(8):
-        dst.store(nibbles(M(src.b, src.b.add(src.a, src.a.type(128 * j))), dl.lane(j)), 8 + 16 * j)
+    scales.store(dl)
+
+
+@emitter(M, F, M)
+def put_nibbles(src: M, d: W, dst: M) -> None:
+    dst.store(nibbles(src, d))
 
 
 @kernel
@@ -113,42 +118,35 @@ def search(a, s):
 
 
 @kernel
-def nl_16(x, b, count, raw, state):
-    """Up to sixteen blocks of IQ4_NL; `x` begins at the first and holds sixteen."""
-    a, o, s = x.ctypes.data, raw.ctypes.data, state.ctypes.data
-    search(a, s)
-    f = state.view(np.float32)
-    for j in range(count):
-        put_nl(a + 128 * j, f[SCALE // 4 + j], o + 18 * (b + j))
-
-
-@kernel
 def encode_iq4_nl(x, raw, b0, b1):
-    state = np.empty(BYTES, np.uint8)
-    whole = b0 + (b1 - b0) // L * L
-    for b in range(b0, whole, L):
-        nl_16(x[32 * b : 32 * b + 32 * L], b, L, raw, state)
-    if whole < b1:
-        last = np.zeros(32 * L, np.float32)
-        last[: 32 * (b1 - whole)] = x[32 * whole : 32 * b1]
-        nl_16(last, whole, b1 - whole, raw, state)
-
-
-@kernel
-def xs_2(x, b, count, raw, state):
-    """One or two super-blocks of IQ4_XS; `x` begins at the first and holds two."""
-    a, o, s = x.ctypes.data, raw.ctypes.data, state.ctypes.data
-    search(a, s)
-    for h in range(count):
-        put_xs(a + 1024 * h, s + SCALE + 32 * h, o + 136 * (b + h))
+    state, last = np.empty(BYTES, np.uint8), np.zeros(32 * L, np.float32)
+    o, s, f = raw.ctypes.data, state.ctypes.data, state.view(np.float32)
+    for b in range(b0, b1, L):
+        count = min(L, b1 - b)
+        a = x.ctypes.data + 128 * b
+        if count < L:  # the last ones must not look beyond their end
+            last[: 32 * count] = x[32 * b : 32 * b1]
+            a = last.ctypes.data
+        search(a, s)
+        for j in range(count):
+            put_nl(a + 128 * j, f[SCALE // 4 + j], o + 18 * (b + j))
+    last[0] = 0  # keeps the memory alive to here
 
 
 @kernel
 def encode_iq4_xs(x, raw, b0, b1):
-    state = np.empty(BYTES, np.uint8)
-    for b in range(b0, b1 - 1, 2):
-        xs_2(x[256 * b : 256 * b + 512], b, 2, raw, state)
-    if (b1 - b0) % 2:
-        last = np.zeros(512, np.float32)
-        last[:256] = x[256 * b1 - 256 : 256 * b1]
-        xs_2(last, b1 - 1, 1, raw, state)
+    state, last = np.empty(BYTES, np.uint8), np.zeros(512, np.float32)
+    o, s, f = raw.ctypes.data, state.ctypes.data, state.view(np.float32)
+    for b in range(b0, b1, 2):
+        count = min(2, b1 - b)
+        a = x.ctypes.data + 1024 * b
+        if count < 2:
+            last[:256] = x[256 * b : 256 * b1]
+            a = last.ctypes.data
+        search(a, s)
+        for j in range(8 * count):
+            dst = o + 136 * (b + j // 8)
+            if j % 8 == 0:
+                put_head(s + SCALE + 4 * j, dst)
+            put_nibbles(a + 128 * j, f[SCALE // 4 + j], dst + 8 + 16 * (j % 8))
+    last[0] = 0

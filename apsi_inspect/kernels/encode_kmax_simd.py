@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ._jit import kernel
-from .lanes import STEP, L, clamp, columns, first_greatest, half_round, nearest, rounded, signed_max
-from .simd import I8, I32, F, M, W, emitter
+from .lanes import STEP, L, clamp, columns, first_greatest, half_round, loop, nearest, rounded, signed_max, zeros
+from .simd import I8, I32, I64, F, M, W, emitter
 
 EPS = 1e-15
 # State of sixteen sub-blocks: scale, sums A and B, best inverse scale, final scale; then elements and codes.
@@ -25,54 +25,56 @@ def get(s: M, off: int) -> W:
     return s.load(F, L, off)
 
 
-def sums(xs: list[W], qs: list[W]) -> tuple[W, W]:
-    """The sums of w*x*q and w*q*q with w = x*x, in element order."""
-    a = b = xs[0].like(0.0)
-    for x, q in zip(xs, qs, strict=True):
-        w = x * x
-        a, b = a + w * x * q, b + w * q * q
-    return a, b
-
-
-def live_max(xs: list[W]) -> W:
+def live_max(s: M) -> W:
     """The signed greatest element; infinite in a lane that counts as zero, whose codes and sums then are 0."""
-    top = signed_max(xs)
+    top = signed_max(s.plus(W(s.b, I64(XS))), 16)
     return top.abs().lt(EPS).sel(top.like(float("inf")), top)
+
+
+def sums(s: M, inverse: W, low: int, high: int) -> list[W]:
+    """Codes for an inverse scale (left in the state) and their sums of w*x*q and w*q*q with w = x*x."""
+
+    def body(i: W, a: W, b: W) -> list[W]:
+        x = s.plus(i).load(F, L)
+        q = rounded(inverse * x, low, high)
+        s.plus(i).store(q, QS - XS)
+        w = x * x
+        return [a + w * x * q, b + w * q * q]
+
+    return loop(s.b, XS, XS + 16 * STEP, STEP, [zeros(s.b)] * 2, body)
 
 
 @emitter(M, M)
 def start3(src: M, s: M) -> None:
     """Elements, first codes and their sums."""
-    xs = columns(src, 16)
-    inverse = xs[0].like(-4.0) / live_max(xs)
-    qs = [rounded(inverse * x, -4, 3) for x in xs]
-    a, b = sums(xs, qs)
+    columns(src, 16, s.plus(W(s.b, I64(XS))))
+    top = live_max(s)
+    a, b = sums(s, top.like(-4.0) / top, -4, 3)
     s.store(a, A)
     s.store(b, B)
-    for i, (x, q) in enumerate(zip(xs, qs, strict=True)):
-        s.store(x, XS + STEP * i)
-        s.store(q, QS + STEP * i)
 
 
 @emitter(M, ret=I32)
 def pass3(s: M) -> W:
     """Try a better code for each element in turn; 0 if no lane took one."""
-    a, b = get(s, A), get(s, B)
-    changed = None
-    for i in range(16):
-        x, q = get(s, XS + STEP * i), get(s, QS + STEP * i)
+
+    def body(i: W, a: W, b: W, changed: W) -> list[W]:
+        here = s.plus(i)
+        x, q = here.load(F, L), here.load(F, L, QS - XS)
         w = x * x
         wx = w * x
         sa, sb = a - wx * q, b - w * q * q
         new = clamp(nearest(x * sb / sa), -4, 3).sitofp()
         na, nb = sa + wx * new, sb + w * new * new
         take = sa.gt(0.0) & nb.gt(0.0) & (na * na * b).gt(a * a * nb) & (new.eq(q) ^ 1)
-        s.store(take.sel(new, q), QS + STEP * i)
-        a, b = take.sel(na, a), take.sel(nb, b)
-        changed = take if changed is None else changed | take
+        here.store(take.sel(new, q), QS - XS)
+        return [take.sel(na, a), take.sel(nb, b), changed | take]
+
+    a, b = get(s, A), get(s, B)
+    a, b, changed = loop(s.b, XS, XS + 16 * STEP, STEP, [a, b, a.eq(a) & a.gt(a)], body)
     s.store(a, A)
     s.store(b, B)
-    return changed.mask_bits().zext(I32)  # type: ignore[union-attr]
+    return changed.mask_bits().zext(I32)
 
 
 @emitter(M)
@@ -121,13 +123,11 @@ def pack3(q: M, dst: M) -> None:
 @emitter(M, M)
 def start6(src: M, s: M) -> None:
     """Search C: nineteen inverse scales near -32 / greatest, the one with the least error kept."""
-    xs = columns(src, 16)
-    top = live_max(xs)
+    columns(src, 16, s.plus(W(s.b, I64(XS))))
+    top = live_max(s)
     best = top.like(-32.0) / top
-    a, b = sums(xs, [rounded(best * x, -32, 31) for x in xs])
+    a, b = sums(s, best, -32, 31)
     scale = b.eq(0.0).sel(b.like(0.0), a / b)
-    for i, x in enumerate(xs):
-        s.store(x, XS + STEP * i)
     s.store(top, A)
     s.store(scale * a, B)
     s.store(scale, SCALE)
@@ -136,9 +136,8 @@ def start6(src: M, s: M) -> None:
 
 @emitter(M, F)
 def step6(s: M, span: W) -> None:
-    xs = [get(s, XS + STEP * i) for i in range(16)]
     inverse = span.splat(L) / get(s, A)
-    a, b = sums(xs, [rounded(inverse * x, -32, 31) for x in xs])
+    a, b = sums(s, inverse, -32, 31)
     best = get(s, B)
     better = b.gt(0.0) & (a * a).gt(best * b)
     scale = a / b

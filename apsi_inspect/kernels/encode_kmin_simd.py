@@ -1,8 +1,9 @@
 """Q2_K, Q4_K and Q5_K, sixteen sub-blocks searched at once (search A: non-negative codes with a minimum).
 
 Same contract and bits as in `encode_kmin`, whose plain loops are the definition. `SEARCH` holds what advances from
-step to step; the elements stand lane-major behind it. A step rounds in the float unit when the ends of every lane's
-range stay below 2**22, which holds except for degenerate data; otherwise it rounds as ggml's nearest_int wraps around.
+step to step; elements, weights and codes stand lane-major behind it. A step rounds in the float unit when the ends of
+every lane's range stay below 2**22, which holds except for degenerate data; otherwise it rounds as ggml's nearest_int
+wraps around.
 `tests/test_encode.py` compares bit by bit.
 """
 
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ._jit import kernel
-from .lanes import STEP, L, clamp, columns, fold, half_round, nearest, rounded
-from .simd import I8, I32, F, M, W, emitter
+from .lanes import STEP, L, clamp, columns, fold, half_round, loop, nearest, rounded, zeros
+from .simd import I8, I32, I64, F, M, W, emitter
 
 # Vectors of the state, by their offset: the top of the range (infinite in a flat lane, whose scale stays 0), the same
 # finite, its bottom, the best minimum, error and scale so far, the sums of w and w*x, the inverse scale and minimum of
@@ -23,11 +24,42 @@ SEARCH = ("top", "high", "low", "minimum", "error", "scale", "sw", "sx", "best",
 TOP, HIGH, LOW, MIN, ERR, SCALE, SW, SX, BEST, AT, INV, FLAT, DD, MM = (STEP * i for i in range(len(SEARCH)))
 XS = STEP * len(SEARCH)
 WS = XS + 32 * STEP
-BYTES = WS + 32 * STEP
+QS = WS + 32 * STEP
+BYTES = QS + 32 * STEP
 
 
 def get(s: M, off: int) -> W:
     return s.load(F, L, off)
+
+
+def at(s: M, i: W, off: int = 0) -> W:
+    """The vector at a byte offset that a loop counts."""
+    return s.plus(i).load(F, L, off)
+
+
+def misfit(diff: W, absolute: bool) -> W:
+    return diff.abs() if absolute else diff * diff
+
+
+def weigh(s: M, size: int, absolute: bool) -> list[W]:
+    """Store the weights; lowest and highest element, sums of w and w*x."""
+    mean = None
+    if not absolute:
+        add = loop(s.b, XS, XS + STEP * size, STEP, [zeros(s.b)], lambda i, t: [t + at(s, i) * at(s, i)])
+        mean = (add[0] / float(size)).call("sqrt")
+
+    def weight(i: W) -> tuple[W, W]:
+        x = at(s, i)
+        w = x.abs() if mean is None else mean + x.abs()
+        s.plus(i).store(w, WS - XS)
+        return x, w
+
+    def body(i: W, low: W, high: W, sw: W, sx: W) -> list[W]:
+        x, w = weight(i)
+        return [x.lt(low).sel(x, low), x.gt(high).sel(x, high), sw + w, sx + w * x]
+
+    x, w = weight(W(s.b, I64(XS)))
+    return loop(s.b, XS + STEP, XS + STEP * size, STEP, [x, x, w, w * x], body)
 
 
 def start(size: int, n: int, absolute: bool) -> Any:
@@ -35,31 +67,20 @@ def start(size: int, n: int, absolute: bool) -> Any:
 
     @emitter(M, M)
     def put(src: M, s: M) -> None:
-        xs = columns(src, size)
-        zero = xs[0].like(0.0)
-        if absolute:
-            ws = [x.abs() for x in xs]
-        else:
-            total = zero
-            for x in xs:
-                total = total + x * x
-            mean = (total / float(size)).call("sqrt")
-            ws = [mean + x.abs() for x in xs]
-        low = high = xs[0]
-        sw, sx = ws[0], ws[0] * xs[0]
-        for x, w in zip(xs[1:], ws[1:], strict=True):
-            low, high = x.lt(low).sel(x, low), x.gt(high).sel(x, high)
-            sw, sx = sw + w, sx + w * x
+        columns(src, size, s.plus(W(s.b, I64(XS))))
+        low, high, sw, sx = weigh(s, size, absolute)
+        zero = low.like(0.0)
         minimum = low.gt(0.0).sel(zero, low)
         flat = high.eq(minimum)
         inverse = zero.like(float(n)) / (high - minimum)
         scale = zero.like(1.0) / inverse
-        error = zero
-        for i, (x, w) in enumerate(zip(xs, ws, strict=True)):
-            s.store(x, XS + STEP * i)
-            s.store(w, WS + STEP * i)
+
+        def body(i: W, error: W) -> list[W]:
+            x, w = at(s, i), at(s, i, WS - XS)
             diff = scale * clamp(nearest(inverse * (x - minimum)), 0, n).sitofp() + minimum - x
-            error = error + w * (diff.abs() if absolute else diff * diff)
+            return [error + w * misfit(diff, absolute)]
+
+        error = loop(s.b, XS, XS + STEP * size, STEP, [zero], body)[0]
         top = flat.sel(zero.like(float("inf")), high)
         scale = flat.sel(zero, scale)
         state = (top, high, low, minimum, error, scale, sw, sx, inverse, minimum)
@@ -86,25 +107,28 @@ def step(size: int, n: int, absolute: bool, exact: bool) -> Any:
     @emitter(M)
     def put(s: M) -> None:
         inverse, minimum = get(s, INV), get(s, MIN)
-        sl = sl2 = sxl = minimum.like(0.0)
-        qs = []
-        for i in range(size):
-            x, w = get(s, XS + STEP * i), get(s, WS + STEP * i)
+        zero = minimum.like(0.0)
+
+        def code(i: W, sl: W, sl2: W, sxl: W) -> list[W]:
+            x, w = at(s, i), at(s, i, WS - XS)
             v = inverse * (x - minimum)
             q = clamp(nearest(v), 0, n).sitofp() if exact else rounded(v, 0, n)
-            qs.append(q)
+            s.plus(i).store(q, QS - XS)
             wq = w * q
-            sl, sl2, sxl = sl + wq, sl2 + wq * q, sxl + wq * x
+            return [sl + wq, sl2 + wq * q, sxl + wq * x]
+
+        sl, sl2, sxl = loop(s.b, XS, XS + STEP * size, STEP, [zero] * 3, code)
         sw, sx = get(s, SW), get(s, SX)
         det = sw * sl2 - sl * sl
         scale, least = (sw * sxl - sx * sl) / det, (sl2 * sx - sl * sxl) / det
         above = least.gt(0.0)
-        scale, least = above.sel(sxl / sl2, scale), above.sel(minimum.like(0.0), least)
-        error = minimum.like(0.0)
-        for i, q in enumerate(qs):
-            x, w = get(s, XS + STEP * i), get(s, WS + STEP * i)
-            diff = scale * q + least - x
-            error = error + w * (diff.abs() if absolute else diff * diff)
+        scale, least = above.sel(sxl / sl2, scale), above.sel(zero, least)
+
+        def misfits(i: W, error: W) -> list[W]:
+            diff = scale * at(s, i, QS - XS) + least - at(s, i)
+            return [error + at(s, i, WS - XS) * misfit(diff, absolute)]
+
+        error = loop(s.b, XS, XS + STEP * size, STEP, [zero], misfits)[0]
         before = get(s, ERR)
         better = det.gt(0.0) & error.lt(before)
         s.store(better.sel(error, before), ERR)
@@ -257,9 +281,9 @@ def encode_q2_k(x, raw, b0, b1):
 
 
 @kernel
-def pair_of_4(x, b, count, raw, state):
-    """One or two super-blocks of Q4_K; `x` begins at the first of sixteen sub-blocks."""
-    a, o, s = x.ctypes.data, raw.ctypes.data, state.ctypes.data
+def pair_of_4(a, b, count, raw, state):
+    """One or two super-blocks of Q4_K; `a` is the address of sixteen sub-blocks."""
+    o, s = raw.ctypes.data, state.ctypes.data
     f = state[:XS].view(np.float32)
     q = s + BYTES
     start4(a, s)
@@ -286,9 +310,9 @@ def pair_of_4(x, b, count, raw, state):
 
 
 @kernel
-def pair_of_5(x, b, count, raw, state):
+def pair_of_5(a, b, count, raw, state):
     """The same for Q5_K."""
-    a, o, s = x.ctypes.data, raw.ctypes.data, state.ctypes.data
+    o, s = raw.ctypes.data, state.ctypes.data
     f = state[:XS].view(np.float32)
     q = s + BYTES
     start5(a, s)
@@ -317,21 +341,21 @@ def pair_of_5(x, b, count, raw, state):
 
 @kernel
 def encode_q4_k(x, raw, b0, b1):
-    state = np.empty(BYTES + 256, np.uint8)
-    for b in range(b0, b1 - 1, 2):
-        pair_of_4(x[256 * b : 256 * b + 512], b, 2, raw, state)
-    if (b1 - b0) % 2:
-        last = np.zeros(512, np.float32)
+    state, last = np.empty(BYTES + 256, np.uint8), np.zeros(512, np.float32)
+    if (b1 - b0) % 2:  # the odd one out must not look beyond its end
         last[:256] = x[256 * b1 - 256 : 256 * b1]
-        pair_of_4(last, b1 - 1, 1, raw, state)
+    for b in range(b0, b1, 2):
+        a = x.ctypes.data + 1024 * b if b + 1 < b1 else last.ctypes.data
+        pair_of_4(a, b, min(2, b1 - b), raw, state)
+    last[0] = 0  # keeps the memory alive to here
 
 
 @kernel
 def encode_q5_k(x, raw, b0, b1):
-    state = np.empty(BYTES + 256, np.uint8)
-    for b in range(b0, b1 - 1, 2):
-        pair_of_5(x[256 * b : 256 * b + 512], b, 2, raw, state)
-    if (b1 - b0) % 2:
-        last = np.zeros(512, np.float32)
+    state, last = np.empty(BYTES + 256, np.uint8), np.zeros(512, np.float32)
+    if (b1 - b0) % 2:  # the odd one out must not look beyond its end
         last[:256] = x[256 * b1 - 256 : 256 * b1]
-        pair_of_5(last, b1 - 1, 1, raw, state)
+    for b in range(b0, b1, 2):
+        a = x.ctypes.data + 1024 * b if b + 1 < b1 else last.ctypes.data
+        pair_of_5(a, b, min(2, b1 - b), raw, state)
+    last[0] = 0  # keeps the memory alive to here

@@ -8,8 +8,9 @@ encoders built on this.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from .simd import I32, F, M, W
+from .simd import I32, I64, F, M, W
 
 L = 16  # lanes
 STEP = 4 * L  # bytes from one vector to the next
@@ -26,13 +27,36 @@ def transpose8(r: Sequence[W]) -> list[W]:
     return [s[i].shuf(s[i + 4], k) for k in (low, high) for i in range(4)]
 
 
-def columns(src: M, size: int) -> list[W]:
+def loop(b: Any, start: int, stop: int, step: int, carried: Sequence[W], body: Callable[..., Sequence[W]]) -> list[W]:
+    """Emit a loop: ``body(i, *carried)`` gives the next `carried`; `i` is a byte offset. Unrolled, compiling drags."""
+    before, head, after = b.basic_block, b.append_basic_block("lanes"), b.append_basic_block("done")
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    phis = [b.phi(w.t) for w in carried]
+    new = list(body(W(b, i), *(W(b, p) for p in phis)))
+    following = b.add(i, I64(step))
+    for phi, first, again in zip([i, *phis], [I64(start), *(w.v for w in carried)], [following, *(w.v for w in new)],
+                                 strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(again, b.basic_block)
+    b.cbranch(b.icmp_unsigned("<", following, I64(stop)), head, after)
+    b.position_at_end(after)
+    return new
+
+
+def columns(src: M, size: int, dst: M) -> None:
     """Sixteen consecutive sub-blocks of `size` floats -> `size` vectors of sixteen lanes."""
-    out = []
-    for i in range(0, size, 8):
-        halves = [transpose8([src.load(F, 8, 4 * (size * (lane + j) + i)) for j in range(8)]) for lane in (0, 8)]
-        out += [a.cat(b) for a, b in zip(*halves, strict=True)]
-    return out
+
+    def body(i: W) -> list[W]:
+        part, out = src.plus(i), dst.plus(i * L)
+        for lane in (0, 8):
+            rows = transpose8([part.load(F, 8, 4 * size * (lane + j)) for j in range(8)])
+            for j, row in enumerate(rows):
+                out.store(row, STEP * j + 4 * lane)
+        return []
+
+    loop(src.b, 0, 4 * size, 32, [], body)
 
 
 def nearest(v: W) -> W:
@@ -59,14 +83,21 @@ def fold(v: W, better: Callable[[W, W], W]) -> W:
     return better(v.lane(0), v.lane(1)) if v.n == 2 else v
 
 
-def signed_max(xs: Sequence[W]) -> W:
+def signed_max(xs: M, count: int) -> W:
     """In each lane the element of greatest magnitude, the first of several; +0 if there is none."""
-    top = best = xs[0].like(0.0)
-    for x in xs:
-        a = x.abs()
-        more = a.gt(top)
-        top, best = more.sel(a, top), more.sel(x, best)
-    return best
+
+    def body(i: W, top: W, best: W) -> tuple[W, W]:
+        x = xs.plus(i).load(F, L)
+        more = x.abs().gt(top)
+        return more.sel(x.abs(), top), more.sel(x, best)
+
+    zero = zeros(xs.b)
+    return loop(xs.b, 0, STEP * count, STEP, [zero, zero], body)[1]
+
+
+def zeros(b: Any) -> W:
+    """Sixteen float lanes of 0."""
+    return W(b, F(0.0)).splat(L)
 
 
 def first_greatest(v: W) -> W:
