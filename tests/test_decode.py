@@ -21,8 +21,9 @@ from safetensors.numpy import load_file
 
 from apsi_inspect.encodings import ENCODINGS, Encoding
 from apsi_inspect.encodings.run import kernel
-from apsi_inspect.encodings.values import aligned_empty, decode, decode_into
+from apsi_inspect.encodings.values import _WIDEN, aligned_empty, decode, decode_into
 from apsi_inspect.errors import ValueRefusedError
+from apsi_inspect.kernels.formats import value_table
 from apsi_inspect.kernels.iquants import CODEBOOKS, codebook
 from apsi_inspect.kernels.simd import STREAM_FROM
 
@@ -182,10 +183,14 @@ def test_all_codes_of_small_floats(name: str) -> None:
     codes = np.arange(1 << width, dtype=np.uint8)
     stream = sum(int(c) << (width * i) for i, c in enumerate(codes)).to_bytes(len(codes) * width // 8, "little")
     natural = decode(e, stream, codes.shape)
+    table = np.empty(codes.size, np.float32)
+    module, f = importlib.import_module("apsi_inspect.kernels.floats"), _WIDEN[name].partition(":")[2]
+    getattr(module, f)(np.frombuffer(stream, np.uint8), table, 0, codes.size // e.block_size, value_table(e.dtype), -1)
     assert natural.dtype == getattr(ml_dtypes, e.dtype)
     assert (natural.view(np.uint8) == codes).all()
     wide = decode(e, stream, codes.shape, out=np.empty(codes.shape, np.float32))
     same(wide, codes.view(getattr(ml_dtypes, e.dtype)).astype(np.float32))
+    same(wide, table)
     info = ml_dtypes.finfo(natural.dtype)
     if name != "F8_E8M0":
         bias = 1 - int(np.log2(float(info.smallest_normal)))

@@ -82,6 +82,8 @@ def test_every_code(fmt: str) -> None:
 
 LAYOUTS = [
     ((5, 7), None, None),
+    ((2, 75), 1, 32),
+    ((2, 130), 0, None),
     ((5, 7), 1, None),
     ((5, 7), 1, 3),
     ((5, 7), 0, None),

@@ -55,7 +55,7 @@ def kernel(spec: str) -> Callable[..., None]:
     from ..kernels._jit import vectors_pay
 
     module, name = spec.split(":")
-    if module in ("blocks", "kquants", "floats", "encode_blocks", "encode_kquants") and vectors_pay():
+    if module in ("blocks", "kquants", "floats", "scaled", "encode_blocks", "encode_kquants") and vectors_pay():
         twin = getattr(import_module(f"..kernels.{module}_simd", __package__), name, None)
         if twin is not None:
             return twin  # type: ignore[no-any-return]

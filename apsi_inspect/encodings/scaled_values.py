@@ -7,7 +7,6 @@ wrote and with `tests/naive.py`.
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
     from .run import Buffer
 
-# .apsim formats: kernel in `kernels.scaled` by packing, and the value of a code (bits, or the name of a small float)
-_CODES: dict[str, tuple[str, int | str]] = {
-    "int8": ("none", 8),
-    "int4": ("nibble", 4),
+# .apsim formats: kernel in `kernels.scaled` by packing, and what a code is, as `kernels.codes.KINDS` calls it
+_CODES = {
+    "int8": ("none", "int8"),
+    "int4": ("nibble", "int4"),
     "fp8": ("none", "float8_e4m3fn"),
     "fp8_e5m2": ("none", "float8_e5m2"),
     "fp6": ("bits6", "float6_e2m3fn"),
@@ -33,22 +32,6 @@ _CODES: dict[str, tuple[str, int | str]] = {
     "fp4": ("nibble", "float4_e2m1fn"),
 }
 _PACKED_WIDTH = {"none": (1, 1), "nibble": (2, 1), "bits6": (4, 3)}  # codes in how many bytes
-
-
-@cache
-def _code_values(format: str) -> NDArray[np.float32]:
-    """The values of all 256 bytes as codes of an .apsim format; bits above a code's width do not count."""
-    import numpy as np
-
-    kind = _CODES[format][1]
-    if isinstance(kind, str):
-        from ..kernels.floats import value_table
-
-        return value_table(kind)
-    low = np.arange(256) & ((1 << kind) - 1)
-    table = (low - ((low >> (kind - 1)) << kind)).astype(np.float32)
-    table.flags.writeable = False
-    return table
 
 
 def decode_scaled(
@@ -96,16 +79,20 @@ def decode_scaled(
         return _widen_bf16(bytes_of(codes), out, threads)
     if format not in _CODES:
         raise ValueRefusedError(f"unknown format {format!r}; known: {', '.join([*_CODES, 'bf16'])}")
-    known = _CODES[format][0]
+    known, code = _CODES[format]
     if packing not in (None, known):
         raise ValueRefusedError(f"codes of {format} are packed as {known!r}, not {packing!r}")
     n, rows = (shape[-1], prod(shape[:-1])) if shape else (1, 1)
     data = bytes_of(codes)
     _expect(format, shape, rows * _row_bytes(n, known), data.size)
-    table, columns, layout = _scale_layout(scale, shape, axis, block)
+    scales, columns, layout = _scale_layout(scale, shape, axis, block)
     if out.size:
-        f, matrix, values = kernel(f"scaled:decode_{known}"), out.reshape(rows, n), _code_values(format)
-        in_parallel(lambda a, b: f(data, matrix, a, b, values, table, columns, *layout), rows, out.size, threads)
+        from ..kernels.codes import KINDS
+        from ..kernels.formats import value_table
+
+        f, matrix = kernel(f"scaled:decode_{known}"), out.reshape(rows, n)
+        what = value_table(code), KINDS.index(code)
+        in_parallel(lambda a, b: f(data, matrix, a, b, *what, scales, columns, *layout), rows, out.size, threads)
     return out
 
 

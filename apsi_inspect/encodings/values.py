@@ -28,19 +28,16 @@ __all__ = ["aligned_empty", "decode", "decode_into", "decode_scaled", "numpy_dty
 
 STEP = 1 << 16  # elements that pass through a scratch buffer at a time
 
-# Plain encodings to float32: the kernel in `kernels.floats`; True: it takes the table of the encoding's values.
+# Plain encodings to float32: the kernel in `kernels.floats`.
 _WIDEN = {
-    "F16": ("floats:widen_f16", False),
-    "BF16": ("floats:widen_bf16", False),
-    "F8_E4M3": ("floats:widen_e4m3", True),
-    "F8_E5M2": ("floats:widen_e5m2", True),
-    "F8_E8M0": ("floats:widen8", True),
-    "F8_E4M3FNUZ": ("floats:widen8", True),
-    "F8_E5M2FNUZ": ("floats:widen8", True),
-    "F4": ("floats:widen8", True),
-    "F6_E2M3": ("floats:widen8", True),
-    "F6_E3M2": ("floats:widen8", True),
+    "F16": "floats:widen_f16",
+    "BF16": "floats:widen_bf16",
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "floats:widen_none"),
+    "F4": "floats:widen_nibble",
+    "F6_E2M3": "floats:widen_bits6",
+    "F6_E3M2": "floats:widen_bits6",
 }
+
 
 def _extra(encoding: Encoding) -> tuple[Any, ...]:
     """What a kernel takes besides bytes, result and range: the codebook of the IQ types that have one."""
@@ -163,35 +160,23 @@ def _decode(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[Any], swa
 
 
 def _widen(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[np.float32], swap: bool) -> Range:
-    """A small float to float32; what is packed or in the other byte order passes through a scratch buffer."""
-    import numpy as np
+    """A small float to float32; halves in the other byte order are turned a piece at a time."""
+    f = kernel(_WIDEN[encoding.name])
+    if encoding.block_bytes == 2:
+        if not swap:
+            return lambda a, b: f(data, flat, a, b)
 
-    spec, by_table = _WIDEN[encoding.name]
-    f = kernel(spec)
-    extra: tuple[Any, ...] = ()
-    if by_table:
-        from ..kernels.floats import value_table
+        def run(a: int, b: int) -> None:
+            for i in range(a, b, STEP):
+                j = min(b, i + STEP)
+                f(swap_fields(encoding, data[2 * i : 2 * j]), flat[i:j], 0, j - i)
 
-        extra = (value_table(encoding.dtype),)
-    if encoding.decode is None and not (swap and encoding.swap):
-        return lambda a, b: f(data, flat, a, b, *extra)
-    size, nbytes, step = encoding.block_size, encoding.block_bytes, STEP // encoding.block_size
-    unpack = None if encoding.decode is None else kernel(encoding.decode)
+        return run
+    from ..kernels.codes import KINDS
+    from ..kernels.formats import value_table
 
-    def run(a: int, b: int) -> None:
-        scratch = np.empty(step * size, np.uint8)
-        codes = scratch.view()
-        codes.flags.writeable = False
-        for i in range(a, b, step):
-            j = min(b, i + step)
-            part, n = data[i * nbytes : j * nbytes], (j - i) * size
-            if unpack is None:
-                f(swap_fields(encoding, part), flat[i * size : j * size], 0, n, *extra)
-            else:
-                unpack(part, scratch, 0, j - i)
-                f(codes, flat[i * size : j * size], 0, n, *extra)
-
-    return run
+    table, kind = value_table(encoding.dtype), KINDS.index(encoding.dtype)
+    return lambda a, b: f(data, flat, a, b, table, kind)
 
 
 def decode(

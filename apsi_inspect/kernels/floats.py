@@ -1,74 +1,20 @@
 """Plain floats: halves, bfloat16, the 8-, 6- and 4-bit formats; to float32, and packed codes to one code a byte.
 
-Contract: `widen_x(raw, out, b0, b1)` reads elements [b0, b1) of `raw` (uint8, any alignment) into float32 `out`; every
-conversion is exact, NaN stays NaN (a signalling one may come out quiet). `widen8(raw, out, b0, b1, table)` does it for
-any 8-bit format with the table that `value_table` computes from the format's parameters. `unpack_x(raw, out, b0, b1)`
-takes blocks of packed codes to uint8 codes. `tests/test_decode.py` compares every code with ml_dtypes.
+Contract: `widen_x(raw, out, b0, b1, …)` reads blocks [b0, b1) of `raw` (uint8, any alignment; a block is one element,
+two nibbles or four 6-bit codes) into float32 `out`; every conversion is exact, NaN stays NaN (a signalling one may come
+out quiet). For codes of a byte or less, `table` and `kind` are as in `codes`. `unpack_x(raw, out, b0, b1)` takes blocks
+of packed codes to uint8 codes. `tests/test_decode.py` compares every code with ml_dtypes.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._jit import kernel
 from .bits import half_at, u16_at, unbits
+from .codes import bits6_row, nibble_row, none_row
 
 U8, U32 = np.uint8, np.uint32
-
-
-class Format(NamedTuple):
-    """A small float: widths of exponent and mantissa, bias, and which codes are special.
-
-    `special` is ``"ieee"`` (top exponent: infinities and NaN), ``"fn"`` (only the all-ones code of each sign is NaN),
-    ``"fnuz"`` (the code of -0 is the one NaN), ``"none"``, or ``"e8m0"`` (no sign, no zero, all ones NaN).
-    """
-
-    exponent: int
-    mantissa: int
-    bias: int
-    special: str
-
-
-FORMATS = {
-    "float8_e4m3fn": Format(4, 3, 7, "fn"),
-    "float8_e5m2": Format(5, 2, 15, "ieee"),
-    "float8_e4m3fnuz": Format(4, 3, 8, "fnuz"),
-    "float8_e5m2fnuz": Format(5, 2, 16, "fnuz"),
-    "float8_e8m0fnu": Format(8, 0, 127, "e8m0"),
-    "float6_e2m3fn": Format(2, 3, 1, "none"),
-    "float6_e3m2fn": Format(3, 2, 3, "none"),
-    "float4_e2m1fn": Format(2, 1, 1, "none"),
-}
-
-
-def _value(f: Format, code: int) -> float:
-    """The value of one code, by the definition."""
-    top = (1 << f.exponent) - 1
-    m, e = code & ((1 << f.mantissa) - 1), (code >> f.mantissa) & top
-    if f.special == "e8m0":
-        return float("nan") if e == top else 2.0 ** (e - f.bias)
-    sign = -1.0 if code >> (f.mantissa + f.exponent) & 1 else 1.0
-    if f.special == "fnuz" and sign < 0 and e == m == 0:
-        return float("nan")
-    if f.special == "fn" and e == top and m == (1 << f.mantissa) - 1:
-        return float("nan")
-    if f.special == "ieee" and e == top:
-        return float("nan") if m else sign * float("inf")
-    fraction = m / (1 << f.mantissa)
-    return sign * (fraction * 2.0 ** (1 - f.bias) if e == 0 else (1 + fraction) * 2.0 ** (e - f.bias))
-
-
-@cache
-def value_table(dtype: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The 256 values of a byte read as the given format (names of ml_dtypes); bits above its width do not count."""
-    f = FORMATS[dtype]
-    width = f.exponent + f.mantissa + (f.special != "e8m0")
-    table = np.array([_value(f, code & ((1 << width) - 1)) for code in range(256)], np.float32)
-    table.flags.writeable = False
-    return table
 
 
 @kernel
@@ -86,12 +32,18 @@ def widen_bf16(raw, out, b0, b1):
 
 
 @kernel
-def widen8(raw, out, b0, b1, table):
-    for i in range(b0, b1):
-        out[i] = table[raw[i]]
+def widen_none(raw, out, b0, b1, table, kind):
+    none_row(raw[b0:b1], out[b0:b1], table, kind)
 
 
-widen_e4m3 = widen_e5m2 = widen8  # `floats_simd` has their own
+@kernel
+def widen_nibble(raw, out, b0, b1, table, kind):
+    nibble_row(raw[b0:b1], out[2 * b0 : 2 * b1], table, kind)
+
+
+@kernel
+def widen_bits6(raw, out, b0, b1, table, kind):
+    bits6_row(raw[3 * b0 : 3 * b1], out[4 * b0 : 4 * b1], table, kind)
 
 
 @kernel

@@ -47,12 +47,12 @@ def _decoders() -> Iterator[Task]:
         for name, f in _functions(module, "decode_"):
             yield name, f, (raw, values, 0, 0, *((grid,) if "grid" in f.py_func.__code__.co_varnames else ()))
     for name, f in _functions("floats", "widen"):
-        yield name, f, (raw, values, 0, 0, *((table,) if "table" in f.py_func.__code__.co_varnames else ()))
+        yield name, f, (raw, values, 0, 0, *((table, 0) if "table" in f.py_func.__code__.co_varnames else ()))
     for name, f in _functions("floats", "unpack_"):
         yield name, f, (raw, codes, 0, 0)
     matrix, scale = _array((0, 1), np.float32), _array((1, 1), np.float32, given=True)
     for name, f in _functions("scaled", "decode_"):
-        yield name, f, (raw, matrix, 0, 0, table, scale, 1, 1, 1, 1)
+        yield name, f, (raw, matrix, 0, 0, table, 0, scale, 1, 1, 1, 1)
 
 
 def _encoders() -> Iterator[Task]:
