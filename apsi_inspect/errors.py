@@ -34,6 +34,9 @@ _UNSAFE = {
     *range(0xD800, 0xE000),
     0xFEFF,
     *range(0xFFF9, 0xFFFC),
+    *range(0x13430, 0x13440),
+    *range(0x1BCA0, 0x1BCA4),
+    *range(0x1D173, 0x1D17B),
     *range(0xE0000, 0xE0080),
 }
 _ESCAPES = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" if c < 0x10000 else f"\\U{c:08x}" for c in _UNSAFE}
