@@ -39,22 +39,35 @@ def _bits6(src: M) -> W:
 
 
 def _small_float(c: W, f: Format) -> W:
-    """Exponent and mantissa in place, rebiased by a multiplication that also scales the subnormals."""
+    """The code as the half with the same fields, which the CPU widens (subnormals cost nothing so), then rebiased."""
+    if f.special == "e8m0":
+        return _power_of_two(c)
     width = f.exponent + f.mantissa
-    u = c.zext(I32)
+    u = c.zext(I16)
     a = u & ((1 << width) - 1)
-    nan, shift = a.like(0x7FC00000), 23 - f.mantissa
-    if f.special == "e8m0":  # no sign, no zero; 0 is half the smallest normal
-        v = u.eq(0).sel(u.like(0x00400000), u << 23)
-        return u.eq(0xFF).sel(nan, v).bits(F)
-    v = ((a << shift).bits(F) * 2.0 ** (127 - f.bias)).bits(I32)
+    h = (a << (10 - f.mantissa)) | ((u >> width) << 15)
+    if f.exponent == 5 and f.special == "fnuz":  # the top exponent is a number here, not one in a half
+        v = _without_specials(a, u >> width)
+    else:
+        v = h.half_to_float()
+    v = v * 2.0 ** (15 - f.bias) if f.bias != 15 else v
+    nan = v.like(float("nan"))
     if f.special == "fn":
-        v = a.eq((1 << width) - 1).sel(nan, v)
-    if f.special == "ieee":
-        top = ((1 << f.exponent) - 1) << f.mantissa
-        v = a.lt(top).sel(v, (a << shift) | 0x7F800000)
-    v = v | ((u >> width) << 31)
-    return (u.eq(1 << width).sel(nan, v) if f.special == "fnuz" else v).bits(F)
+        return a.eq((1 << width) - 1).sel(nan, v)
+    return u.eq(1 << width).sel(nan, v) if f.special == "fnuz" else v
+
+
+def _without_specials(a: W, sign: W) -> W:
+    """E5M2 with bias 15 and nothing but numbers, by float32's own fields."""
+    v = ((a.zext(I32) << 21).bits(F) * 2.0**112).bits(I32)
+    return (v | (sign.zext(I32) << 31)).bits(F)
+
+
+def _power_of_two(c: W) -> W:
+    """E8M0: no sign, no zero; code 0 is half the smallest normal."""
+    u = c.zext(I32)
+    v = u.eq(0).sel(u.like(0x00400000), u << 23)
+    return u.eq(0xFF).sel(u.like(0x7FC00000), v).bits(F)
 
 
 def _body(codes: Callable[[M], W], kind: str) -> Callable[[M, Put], None]:
