@@ -83,9 +83,9 @@ class PausedGC:
             gc.enable()
 
 
-def warm_scan() -> Any:
-    """`kernels.scan` in a process that has Numba loaded already; else None: loading it takes longer than it saves."""
-    if "numba" not in sys.modules:
+def warm_scan(amount: int, worth: int) -> Any:
+    """`kernels.scan` where at least so much as is worth it is to do, and Numba is loaded already; else None."""
+    if amount < worth or "numba" not in sys.modules:
         return None
     from ..kernels import scan
 

@@ -119,7 +119,7 @@ class _Part:
 
     def _fast_scan(self, cursor: Cursor, n: int) -> Columns | None:
         """The Numba scan, only where Numba is in the process already; None on anything unusual."""
-        scan = warm_scan() if 256 <= n <= MAX_SCAN and cursor.usual_layout else None
+        scan = warm_scan(n, 256) if n <= MAX_SCAN and cursor.usual_layout else None
         if scan is None:
             return None
         start, size = cursor.position, self.source.size

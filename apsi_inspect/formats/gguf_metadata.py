@@ -151,7 +151,7 @@ class Cursor:
     def skip_strings(self, count: int, what: str) -> None:
         """Step over `count` strings without making one."""
         word, unpack = self.word, self._len
-        scan = warm_scan() if count >= 1024 and self.usual_layout else None
+        scan = warm_scan(count, 1024) if self.usual_layout else None
         while count:
             self._need(word, what)
             buf, pos = self._buf, self._pos
@@ -237,7 +237,7 @@ class Array(Sequence["Any"]):
         if self._index is None:
             index, pos, word = array("q"), 0, self._word
             data = self._source.view(self._start, self._end - self._start)
-            scan = warm_scan() if self._count >= 1024 and (self._order, word) == ("little", 8) else None
+            scan = warm_scan(self._count, 1024) if (self._order, word) == ("little", 8) else None
             if scan is not None:
                 self._index = scan.string_starts(data, self._count)
                 return self._index

@@ -89,7 +89,7 @@ def read_text(source: ByteSource) -> bytes:
 
 def _fast_scan(text: bytes, source: ByteSource) -> Header | None:
     """The Numba scan, only where Numba is in the process already; None on anything unusual."""
-    scan = warm_scan() if len(text) >= 65_536 else None
+    scan = warm_scan(len(text), 65_536)
     if scan is None:
         return None
     blocks = [(n, e.block_size, e.block_bytes) for n, e in DTYPES.items()]
