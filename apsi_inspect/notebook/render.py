@@ -42,7 +42,7 @@ METADATA_ROWS = 150
 FINDINGS = 12
 UNITS = 40
 VALUE, TEMPLATE = 300, 6000  # characters
-FORMAT_NAMES = {"gguf": "GGUF", "safetensors": "safetensors", "apsim": ".apsim"}
+FORMAT_NAMES = {"gguf": "GGUF", "safetensors": "safetensors", "apsim": ".apsim", "pytorch": "PyTorch", "onnx": "ONNX"}
 
 
 def model_parts(
@@ -224,7 +224,9 @@ def _grow(lines: list[tuple[int, Sequence[Inline]]], groups: Sequence[Group], de
             return
         label: Inline = code(g.label)
         if g.count > 1:
-            label = Line([Text(f"{g.count} ×", "strong"), label, Text(f"(N = {g.numbers})", "muted")])
+            label = Line(
+                [Text(f"{g.count} ×", "strong"), label, Text(f"(N = {g.numbers}; below: one of them)", "muted")]
+            )
         row = g.row if not g.children else None
         first = [code(row.encoding), shape_text(row.shape)] if row else ["", ""]
         unit = code(row.unit, 40) if row and row.unit else ""
