@@ -206,6 +206,19 @@ def plain(value: Value) -> Any:
     return _plain_items(value.value)
 
 
+def marked(value: Value) -> Any:
+    """`plain` with the markers of `tree_write.mark`; long arrays that need none are not walked in Python."""
+    out = plain(value)
+    if value.kind != "ARRAY":
+        return mark(out)
+    element = value.value.element
+    narrow = element in CODES and CODES[element][2] in ("u1", "i1", "u2", "i2", "u4", "i4")
+    safe = narrow or element in ("BOOL", "STRING")
+    if element in ("FLOAT32", "FLOAT64"):
+        safe = bool(np.isfinite(np.asarray(out, np.float64)).all())
+    return out if safe else mark(out)
+
+
 def _plain_items(items: Items) -> list[Any]:
     element, values, count = items
     if element == "ARRAY":
@@ -267,13 +280,13 @@ def without_file_keys(typed: Typed) -> tuple[Typed, list[KeyChange]]:
 
 
 def to_json(c: Carried) -> tuple[dict[str, Any] | None, list[KeyChange]]:
-    """The record of an .apsim file."""
+    """The record of an .apsim file, marked."""
     typed, changes = without_file_keys(c.typed)
-    out = {**c.loose, **{k: plain(v) for k, v in typed}}
+    out: dict[str, Any] = {**mark(c.loose), **{"$" * k.startswith("$") + k: marked(v) for k, v in typed}}
     for key in c.loose.keys() & dict(typed).keys():
         changes.append(KeyChange(key, "dropped", "the GGUF key of the same name takes its place"))
     if typed:
-        out[TYPES] = {k: type_text(v) for k, v in typed}
+        out[TYPES] = {"$" * k.startswith("$") + k: type_text(v) for k, v in typed}
         changes.append(KeyChange(TYPES, "added", "the types of the GGUF keys"))
     return out if out or c.present else None, changes
 
@@ -287,7 +300,7 @@ def to_strings(c: Carried, skeleton: Any) -> tuple[dict[str, str] | None, list[K
         if key in out:
             changes.append(KeyChange(key, "dropped", "the GGUF key of the same name takes its place"))
             texts = [k for k in texts if k != key]
-        out[key] = value.value if value.kind == "STRING" else compact(mark(plain(value)))
+        out[key] = value.value if value.kind == "STRING" else compact(marked(value))
     extra = {
         TYPES: {k: type_text(v) for k, v in typed},
         TEXTS: texts,

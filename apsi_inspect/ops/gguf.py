@@ -56,6 +56,11 @@ class Planned(NamedTuple):
         """Its entry in a table."""
         return Spec(self.source.name, self.choice.encoding, self.source.shape)
 
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.source.shape)
+
 
 def save_gguf(
     path: str | os.PathLike[str],
@@ -115,12 +120,12 @@ def save_gguf(
     asked = None if dtype is None else parse_dtype(dtype, "gguf")
     keys = with_alignment(typed_keys(metadata, architecture), alignment)
     planned, skeleton = plan_tree(params, asked, tensor_types)
-    keys = with_extras(file_keys(keys, asked, _stored(planned)), planned, skeleton)
-    return write_gguf(os.fsdecode(path), planned, keys, parse_size(shard), durable=durable, progress=progress)
-
-
-def _stored(planned: Sequence[Planned]) -> list[tuple[Encoding, int]]:
-    return [(p.choice.encoding, prod(p.source.shape)) for p in planned]
+    keys = file_keys(keys, asked, [(p.choice.encoding, p.numel) for p in planned])
+    keys = with_extras(keys, planned, skeleton)
+    plan = plan_gguf(os.fsdecode(path), planned, keys, parse_size(shard))
+    report = report_of(os.fsdecode(path), planned, plan, keys)
+    report.findings += write_gguf(plan, planned, durable=durable, progress=progress)
+    return report
 
 
 def plan_tree(params: Any, asked: Encoding | None, rules: Rules | None) -> tuple[list[Planned], Any]:
@@ -184,18 +189,15 @@ def plan_gguf(path: str, planned: Sequence[Planned], keys: Keys, limit: int | No
 
 
 def write_gguf(
-    path: str,
+    plan: GgufPlan,
     planned: Sequence[Planned],
-    keys: Keys,
-    limit: int | None,
     *,
     durable: bool = True,
     progress: Progress | None = None,
     threads: int | None = None,
     stale: Sequence[str] = (),
-) -> ConversionReport:
+) -> list[Finding]:
     """Write planned tensors; `stale` files are removed when the new ones are complete."""
-    plan = plan_gguf(path, planned, keys, limit)
     total, overflows = plan.size, Overflows()
     with Pipeline(threads) as pipeline, Files(durable) as files:
         blobs = [blob_of(p, pipeline, overflows) for p in planned]
@@ -212,11 +214,11 @@ def write_gguf(
                         progress(done + position, total)
             out.write_at(position, [bytes(layout.size - position)])
             done += layout.size
+            if progress is not None:
+                progress(done, total)
         files.commit()
     remove(stale)
-    report = report_of("", path, planned, plan, keys)
-    report.findings += overflow_findings(overflows)
-    return report
+    return overflow_findings(overflows)
 
 
 def blob_of(p: Planned, pipeline: Pipeline, overflows: Overflows) -> Blob:
@@ -235,11 +237,11 @@ def overflow_findings(overflows: Overflows) -> list[Finding]:
     return out
 
 
-def report_of(source: str, path: str, planned: Sequence[Planned], plan: GgufPlan, keys: Keys) -> ConversionReport:
-    """The report of a GGUF that was or would be written."""
+def report_of(path: str, planned: Sequence[Planned], plan: GgufPlan, keys: Keys) -> ConversionReport:
+    """The report of a GGUF that is to be written."""
     tensors = [change_of(p) for p in planned]
     findings = [*keys.notes, *gguf_write.findings(keys.keys, [p.spec for p in planned])]
-    return ConversionReport(source, path, "gguf", plan.paths, 0, plan.size, tensors, [], findings)
+    return ConversionReport("", path, "gguf", plan.paths, 0, plan.size, tensors, [], findings)
 
 
 def change_of(p: Planned, nbytes: int | None = None) -> TensorChange:
