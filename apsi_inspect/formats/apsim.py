@@ -8,18 +8,20 @@ one, whatever its name. `tests/test_apsim_read.py` opens the files of an indepen
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 from ..encodings import ENCODINGS
 from ..encodings.scaled import CODE_DTYPE, PACKING, QParams
 from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, quote
 from ..model import Columns, Finding, ModelFile
-from ..tree import MAX_DEPTH, TreeError, from_names, from_skeleton, unmark
+from ..tree import MAX_DEPTH, TreeError, from_skeleton, prefix_conflict, unmark
 from ..units import Unit, UnitError, parse_unit, valid_symbol
 from . import safetensors
 from .base import Format, load_json, unique
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ..source import ByteSource
@@ -55,9 +57,9 @@ class _Reader:
         return value
 
     def objects(self, key: str) -> dict[str, Any]:
-        value = self.text(key)
-        if value is None:
+        if key not in self.meta:
             return {}
+        value = self.text(key)
         if not isinstance(value, dict):
             raise self.fail("is not a JSON object", f"metadata key {key!r}")
         return value
@@ -84,6 +86,7 @@ class _Reader:
             )
         if max(self.columns.dims, default=0) > MAX_INT:
             raise self.fail("the table holds an integer above 2^53-1")
+        check_depth(self.columns.names, self.file)
 
     def shard(self) -> tuple[int, int] | None:
         if "shard" not in self.meta:
@@ -199,15 +202,15 @@ class _Reader:
 
     def skeleton(self, columns: Columns) -> Any:
         """Section 3: the tree names every tensor, and only tensors that are there."""
-        node = self.text("tree")
-        if node is None:
-            if from_names(columns.names, str) is None:
+        if "tree" not in self.meta:
+            if prefix_conflict(columns.names):
                 self.findings.append(
                     Finding(
                         "warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record"
                     )
                 )
             return None
+        node = self.text("tree")
         check_tree(node, set(columns.names), self.file)
         return node
 
@@ -304,8 +307,22 @@ def check_json(value: Any, file: str, what: str) -> None:
             stack += [(v, depth + 1) for v in node]
         elif isinstance(node, str) and not node.isascii() and any("\ud800" <= c <= "\udfff" for c in node):
             raise ModelFileError(file, "holds a lone surrogate", what)
-        elif isinstance(node, float) and (node != node or node in (float("inf"), float("-inf"))):
+        elif isinstance(node, (int, float)) and not _in_range(node):
             raise ModelFileError(file, "holds a number that overflows a float64", what)
+
+
+def _in_range(number: float) -> bool:
+    try:
+        return isfinite(number)
+    except OverflowError:
+        return False
+
+
+def check_depth(names: Sequence[str], file: str) -> None:
+    """Section 1: at most 256 components in a dotted name."""
+    deep = next((name for name in names if len(name) >= MAX_DEPTH and name.count(".") >= MAX_DEPTH), None)
+    if deep is not None:
+        raise ModelFileError(file, f"has more than {MAX_DEPTH} components between dots", f"tensor {quote(deep)}")
 
 
 def check_tree(node: Any, names: set[str], file: str) -> None:

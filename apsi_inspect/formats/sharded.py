@@ -13,7 +13,7 @@ import re
 from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, quote
 from ..model import Finding, ModelFile
 from ..source import FileSource
-from ..tree import TreeError, from_names, unmark
+from ..tree import TreeError, prefix_conflict, unmark
 from . import apsim, safetensors
 from .base import Format, first_duplicate, join_columns, load_json, plain_file_name, unique
 
@@ -187,9 +187,10 @@ def _read_apsim(source: ByteSource, metadata: dict[str, Any], weight_map: dict[s
     findings += [f for m in models for f in m.findings if f.code not in ("one-shard", "flat-names")]
     findings += _orphans(source, list(listed))
     skeleton, user = _inner(metadata, "tree", file), _inner(metadata, "metadata", file)
-    if skeleton is not None:
+    apsim.check_depth(columns.names, file)
+    if "tree" in metadata:
         apsim.check_tree(skeleton, set(columns.names), file)
-    elif from_names(columns.names, str) is None:
+    elif prefix_conflict(columns.names):
         findings.append(
             Finding("warning", "flat-names", "one name is a leaf and the prefix of another: read as a flat record")
         )
