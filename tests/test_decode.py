@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
-from pathlib import Path
 from typing import Any
 
 import libgguf
@@ -19,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from apsi_inspect import samples
 from apsi_inspect.encodings import ENCODINGS, Encoding
 from apsi_inspect.encodings.run import kernel
 from apsi_inspect.encodings.values import _WIDEN, aligned_empty, decode, decode_into
@@ -146,10 +145,7 @@ SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
 def test_real_weights(name: str) -> None:
     """A trained model's weights, quantized by ggml's own C code."""
     e = ENCODINGS[name]
-    package = importlib.util.find_spec("fracast")
-    assert package is not None
-    assert package.origin is not None
-    tensors = load_file(Path(package.origin).parent / "weights" / "model.safetensors")
+    tensors = load_file(samples.path("fracast.safetensors"))
     flat = np.concatenate([t.reshape(-1) for _, t in sorted(tensors.items())])
     rows = flat[: flat.size // 256 * 256].reshape(-1, 256)
     assert len(rows) > 200

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-import fracast
 import gguf
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file
 
+from apsi_inspect import samples
 from apsi_inspect.encodings.encode import can_encode, check_finite, encode
 from apsi_inspect.encodings.ggml import GGML
 from apsi_inspect.errors import ApsiError, ValueRefusedError
@@ -161,8 +161,7 @@ def test_any_finite_block(name: str, x: np.ndarray) -> None:
 
 
 def real_weights() -> dict[str, np.ndarray]:
-    folder = Path(next(iter(fracast.__path__))) / "weights"
-    return load_file(folder / "model.safetensors")
+    return load_file(samples.path("fracast.safetensors"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import struct
@@ -16,6 +15,7 @@ import pytest
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
+from apsi_inspect import samples
 from apsi_inspect.encodings import ENCODINGS
 from apsi_inspect.errors import ModelFileError, TruncatedFileError
 from apsi_inspect.formats import pieces
@@ -27,8 +27,7 @@ from apsi_inspect.source import BytesSource
 
 from . import handmade
 
-_FRACAST = importlib.util.find_spec("fracast")  # its weights are real files; importing it would import torch
-WEIGHTS = sorted(Path(_FRACAST.origin).parent.glob("weights/*.safetensors")) if _FRACAST and _FRACAST.origin else []
+WEIGHTS = [Path(samples.path(name)) for name in samples.REAL]
 
 
 def model_of(blob: bytes, name: str = "model.safetensors") -> ModelFile:
