@@ -110,7 +110,7 @@ put_nvfp4, stream_nvfp4 = stored_and_streamed(_nvfp4)
 @kernel
 def decode_q4_0(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q4_0(r + b * 18, o + b * 128)
     else:
@@ -121,7 +121,7 @@ def decode_q4_0(raw, out, b0, b1):
 @kernel
 def decode_q4_1(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q4_1(r + b * 20, o + b * 128)
     else:
@@ -132,7 +132,7 @@ def decode_q4_1(raw, out, b0, b1):
 @kernel
 def decode_q5_0(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q5_0(r + b * 22, o + b * 128)
     else:
@@ -143,7 +143,7 @@ def decode_q5_0(raw, out, b0, b1):
 @kernel
 def decode_q5_1(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q5_1(r + b * 24, o + b * 128)
     else:
@@ -154,7 +154,7 @@ def decode_q5_1(raw, out, b0, b1):
 @kernel
 def decode_q8_0(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q8_0(r + b * 34, o + b * 128)
     else:
@@ -165,7 +165,7 @@ def decode_q8_0(raw, out, b0, b1):
 @kernel
 def decode_q8_1(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q8_1(r + b * 36, o + b * 128)
     else:
@@ -176,7 +176,7 @@ def decode_q8_1(raw, out, b0, b1):
 @kernel
 def decode_tq2_0(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_tq2_0(r + b * 66, o + b * 1024)
     else:
@@ -187,7 +187,7 @@ def decode_tq2_0(raw, out, b0, b1):
 @kernel
 def decode_tq1_0(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_tq1_0(r + b * 54, o + b * 1024)
     else:
@@ -198,7 +198,7 @@ def decode_tq1_0(raw, out, b0, b1):
 @kernel
 def decode_mxfp4(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_mxfp4(r + b * 17, o + b * 128)
     else:
@@ -209,7 +209,7 @@ def decode_mxfp4(raw, out, b0, b1):
 @kernel
 def decode_nvfp4(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_nvfp4(r + b * 36, o + b * 256)
     else:

@@ -35,7 +35,7 @@ put_bf16, stream_bf16 = stored_and_streamed(_bf16)
 def widen_f16(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
     end = b0 + (b1 - b0) // LANES * LANES
-    if streams(out) and b0 % 16 == 0:
+    if streams(o, out.size) and b0 % 16 == 0:
         for i in range(b0, end, LANES):
             stream_f16(r + 2 * i, o + 4 * i)
     else:
@@ -49,7 +49,7 @@ def widen_f16(raw, out, b0, b1):
 def widen_bf16(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
     end = b0 + (b1 - b0) // LANES * LANES
-    if streams(out) and b0 % 16 == 0:
+    if streams(o, out.size) and b0 % 16 == 0:
         for i in range(b0, end, LANES):
             stream_bf16(r + 2 * i, o + 4 * i)
     else:
@@ -61,14 +61,17 @@ def widen_bf16(raw, out, b0, b1):
 
 @kernel
 def widen_none(raw, out, b0, b1, table, kind):
-    none_row(raw[b0:b1], out[b0:b1], table, kind, streams(out) and b0 % 16 == 0)
+    stream = streams(out.ctypes.data, out.size) and b0 % 16 == 0
+    none_row(raw[b0:b1], out[b0:b1], table, kind, stream)
 
 
 @kernel
 def widen_nibble(raw, out, b0, b1, table, kind):
-    nibble_row(raw[b0:b1], out[2 * b0 : 2 * b1], table, kind, streams(out) and b0 % 8 == 0)
+    stream = streams(out.ctypes.data, out.size) and b0 % 8 == 0
+    nibble_row(raw[b0:b1], out[2 * b0 : 2 * b1], table, kind, stream)
 
 
 @kernel
 def widen_bits6(raw, out, b0, b1, table, kind):
-    bits6_row(raw[3 * b0 : 3 * b1], out[4 * b0 : 4 * b1], table, kind, streams(out) and b0 % 4 == 0)
+    stream = streams(out.ctypes.data, out.size) and b0 % 4 == 0
+    bits6_row(raw[3 * b0 : 3 * b1], out[4 * b0 : 4 * b1], table, kind, stream)

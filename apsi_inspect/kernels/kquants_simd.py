@@ -94,7 +94,7 @@ put_q8_k, stream_q8_k = stored_and_streamed(_q8_k)
 @kernel
 def decode_q2_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q2_k(r + b * 84, o + b * 1024)
     else:
@@ -105,7 +105,7 @@ def decode_q2_k(raw, out, b0, b1):
 @kernel
 def decode_q3_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q3_k(r + b * 110, o + b * 1024)
     else:
@@ -116,7 +116,7 @@ def decode_q3_k(raw, out, b0, b1):
 @kernel
 def decode_q4_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q4_k(r + b * 144, o + b * 1024)
     else:
@@ -127,7 +127,7 @@ def decode_q4_k(raw, out, b0, b1):
 @kernel
 def decode_q5_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q5_k(r + b * 176, o + b * 1024)
     else:
@@ -138,7 +138,7 @@ def decode_q5_k(raw, out, b0, b1):
 @kernel
 def decode_q6_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q6_k(r + b * 210, o + b * 1024)
     else:
@@ -149,7 +149,7 @@ def decode_q6_k(raw, out, b0, b1):
 @kernel
 def decode_q8_k(raw, out, b0, b1):
     r, o = raw.ctypes.data, out.ctypes.data
-    if streams(out):
+    if streams(o, out.size):
         for b in range(b0, b1):
             stream_q8_k(r + b * 292, o + b * 1024)
     else:

@@ -27,7 +27,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ._jit import half_in_hardware, kernel
+from ._jit import half_in_hardware
 
 F, D, H = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -344,7 +344,11 @@ def stored_and_streamed(body: Callable[[M, Put], None]) -> tuple[Any, Any]:
     return emitter(M, M)(stored), emitter(M, M)(streamed)
 
 
-@kernel
-def streams(out):
-    """Whether streaming stores are allowed (they fault on an unaligned address) and pay."""
-    return out.size >= STREAM_FROM and out.ctypes.data % 64 == 0
+@emitter(M, I64, ret=I64)
+def streams(out: M, size: W) -> W:
+    """Whether streaming stores are allowed (they fault on an unaligned address) and pay: 1 or 0.
+
+    An emitter, not a kernel: a kernel more to compile would cost a tenth of a second in front of every first decode.
+    """
+    off = size.w(out.a) & 63
+    return (off.eq(0) & (size.lt(STREAM_FROM) ^ True)).zext(I64)
