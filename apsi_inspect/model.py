@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .encodings.affine import Affine
     from .encodings.scaled import QParams
     from .ops.stats import TensorStats
     from .source import ByteSource
@@ -60,6 +61,8 @@ class TensorInfo(NamedTuple):
         Its stored bytes; for a quantized .apsim tensor, codes and scales together.
     file
         Index into `ModelFile.files`.
+    affine
+        Scale and zero point of integer codes, where the file gives them; the values are then float32.
     """
 
     name: str
@@ -70,6 +73,7 @@ class TensorInfo(NamedTuple):
     file: int = 0
     unit: Unit | None = None
     qparams: QParams | None = None
+    affine: Affine | None = None
 
 
 class Columns(NamedTuple):
@@ -170,11 +174,16 @@ class Tensor(display.TensorDisplay):
         return self.info.qparams
 
     @property
+    def affine(self) -> Affine | None:
+        """Scale and zero point of integer codes (PyTorch's quantized tensors, ONNX's QDQ)."""
+        return self.info.affine
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """NumPy (or ml_dtypes) dtype in which the values come."""
         from .encodings.values import numpy_dtype
 
-        return numpy_dtype(self.info.encoding.dtype)
+        return numpy_dtype("float32" if self.info.affine else self.info.encoding.dtype)
 
     def raw(self) -> memoryview:
         """The stored bytes (of a quantized .apsim tensor: its codes) as a read-only view."""
@@ -228,6 +237,8 @@ class ModelFile(display.ModelDisplay, Mapping[str, Tensor]):
         qparams: Mapping[str, QParams] | None = None,
         skeleton: Any = None,
         byte_order: str = "little",
+        views: Mapping[str, ByteSource] | None = None,
+        affine: Mapping[str, Affine] | None = None,
     ) -> None:
         self.path, self.format, self.columns = path, format, columns
         self.sources, self.byte_order = tuple(sources), byte_order
@@ -237,6 +248,9 @@ class ModelFile(display.ModelDisplay, Mapping[str, Tensor]):
         self.units: Mapping[str, Unit] = units or {}
         self.qparams: Mapping[str, QParams] = qparams or {}
         self.skeleton = skeleton
+        # tensors whose bytes do not stand in a file one after the other: the source that lays them out
+        self.views: Mapping[str, ByteSource] = views or {}
+        self.affine: Mapping[str, Affine] = affine or {}
         self._index = index
 
     @property
@@ -275,6 +289,7 @@ class ModelFile(display.ModelDisplay, Mapping[str, Tensor]):
             int(c.files[i]) if c.files is not None else 0,
             self.units.get(name),
             self.qparams.get(name),
+            self.affine.get(name),
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -285,7 +300,10 @@ class ModelFile(display.ModelDisplay, Mapping[str, Tensor]):
             near = difflib.get_close_matches(str(name), list(self.columns.names[:20_000]), 3)
             raise TensorNotFoundError(name, self.path, near)
         info = self.info(i)
-        return Tensor(info, self.sources[info.file], self.byte_order)
+        if info.affine is not None:  # names of tensors become the tensors
+            scale, zero = ((self[v] if isinstance(v, str) else v) for v in info.affine[:2])
+            info = info._replace(affine=info.affine._replace(scale=scale, zero_point=zero))
+        return Tensor(info, self.views.get(info.name) or self.sources[info.file], self.byte_order)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns.names)
