@@ -10,6 +10,18 @@ from __future__ import annotations
 from ._jit import kernel
 from .encode_blocks import encode_nvfp4 as plain_nvfp4
 from .encode_common import floor_log2
+from .encode_eights_simd import (
+    INF,
+    ahead,
+    encode_q4_0,
+    encode_q4_1,
+    encode_q5_0,
+    encode_q5_1,
+    encode_q8_0,
+    greatest,
+    nibbles,
+    reciprocal,
+)
 from .encode_iq4_simd import encode_iq4_nl
 from .lanes import fold
 from .simd import I8, I16, I32, F, M, W, emitter
@@ -18,105 +30,6 @@ __all__ = [
     "encode_iq4_nl", "encode_mxfp4", "encode_nvfp4", "encode_q2_0", "encode_q4_0", "encode_q4_1", "encode_q5_0",
     "encode_q5_1", "encode_q8_0", "encode_tq1_0", "encode_tq2_0",
 ]  # fmt: skip
-
-INF = float("inf")
-AHEAD = 4096
-
-
-def ahead(src: M, nbytes: int) -> None:
-    for line in range(0, nbytes, 64):
-        src.prefetch(AHEAD + line)
-
-
-def greatest(*vs: W) -> W:
-    """Greatest magnitude, as the bits of a float (which order as integers do)."""
-    best = vs[0].abs().bits(I32)
-    for v in vs[1:]:
-        best = best.call("umax", v.abs().bits(I32))
-    return fold(best, lambda a, b: a.call("umax", b))
-
-
-def reciprocal(d: W) -> W:
-    """1/d; 0 where d is 0 or so small that its reciprocal overflows."""
-    r = d.like(1.0) / d
-    return r.abs().lt(INF).sel(r, d.like(0.0))
-
-
-def first_lane(src: M, mask: W) -> W:
-    """The float of `src` at the first lane set in `mask`."""
-    return src.plus(mask.mask_bits().cttz() << 2).load(F)
-
-
-def nibbles(q: W) -> W:
-    """i8 codes, ggml's order: element j low, element j + half high."""
-    n = q.n // 2
-    return q.pick(range(n)) | (q.pick(range(n, 2 * n)) << 4)
-
-
-@emitter(M, M)
-def put_q8_0(src: M, dst: M) -> None:
-    ahead(src, 128)
-    v = src.load(F, 32)
-    d = greatest(v).bits(F) / 127.0
-    dst.store(d.float_to_half())
-    dst.store((v * reciprocal(d).splat(32)).round().fptosi(I32).trunc(I8), 2)
-
-
-def symmetric(src: M, dst: M, half: int) -> W:
-    """Scale of Q4_0 and Q5_0 into `dst`; the codes as i32."""
-    ahead(src, 128)
-    v = src.load(F, 32)
-    top = greatest(v)
-    d = first_lane(src, v.abs().bits(I32).eq(top.splat(32))) / float(-half)
-    d = top.eq(0).sel(d.like(-0.0), d)  # C starts its search from +0
-    dst.store(d.float_to_half())
-    inverse = reciprocal(d)
-    tiny = inverse.eq(0.0) & (d.eq(0.0) ^ 1)
-    offset = tiny.sel(d.like(0.5), d.like(half + 0.5))
-    return (v * inverse.splat(32) + offset.splat(32)).fptosi(I32).smin(2 * half - 1)
-
-
-@emitter(M, M)
-def put_q4_0(src: M, dst: M) -> None:
-    dst.store(nibbles(symmetric(src, dst, 8).trunc(I8)), 2)
-
-
-def put_five(q: W, dst: M, off: int) -> None:
-    """Fifth bits, then nibbles, of i32 codes."""
-    q = q.trunc(I8)
-    dst.store((q & 16).gt(0).mask_bits(), off)
-    dst.store(nibbles(q & 15), off + 4)
-
-
-@emitter(M, M)
-def put_q5_0(src: M, dst: M) -> None:
-    put_five(symmetric(src, dst, 16), dst, 2)
-
-
-def affine(src: M, dst: M, top: int) -> W:
-    """Scale and minimum of Q4_1 and Q5_1 into `dst`; the codes as i32."""
-    ahead(src, 128)
-    v = src.load(F, 32)
-    low = fold(v, lambda a, b: a.lt(b).sel(a, b))
-    high = fold(v, lambda a, b: a.gt(b).sel(a, b))
-    low = first_lane(src, v.eq(low.splat(32)))  # of -0 and +0 the first one
-    d = (high - low) / float(top) + 0.0  # never -0
-    dst.store(d.float_to_half())
-    dst.store(low.float_to_half(), 2)
-    inverse = d.lt(INF).sel(reciprocal(d), d.like(0.0))
-    v = inverse.eq(0.0).splat(32).sel(low.splat(32), v)  # then all codes are 0, and nothing overflows
-    return ((v - low.splat(32)) * inverse.splat(32) + 0.5).fptosi(I32).smin(top)
-
-
-@emitter(M, M)
-def put_q4_1(src: M, dst: M) -> None:
-    dst.store(nibbles(affine(src, dst, 15).trunc(I8)), 4)
-
-
-@emitter(M, M)
-def put_q5_1(src: M, dst: M) -> None:
-    put_five(affine(src, dst, 31), dst, 4)
-
 
 def crumbs(q: W) -> W:
     """i8 codes: four consecutive ones a byte, the first one low."""
@@ -226,41 +139,6 @@ def put_nvfp4(src: M, dst: M) -> W:
         zero = unit.eq(0.0).splat(16)
         dst.store(nibbles(zero.sel(q.like(0), q)), 4 + 8 * i)
     return fold(top.lt(2.0**24).zext(I32), lambda a, b: a & b)
-
-
-@kernel
-def encode_q8_0(x, raw, b0, b1):
-    a, o = x.ctypes.data, raw.ctypes.data
-    for b in range(b0, b1):
-        put_q8_0(a + 128 * b, o + 34 * b)
-
-
-@kernel
-def encode_q4_0(x, raw, b0, b1):
-    a, o = x.ctypes.data, raw.ctypes.data
-    for b in range(b0, b1):
-        put_q4_0(a + 128 * b, o + 18 * b)
-
-
-@kernel
-def encode_q4_1(x, raw, b0, b1):
-    a, o = x.ctypes.data, raw.ctypes.data
-    for b in range(b0, b1):
-        put_q4_1(a + 128 * b, o + 20 * b)
-
-
-@kernel
-def encode_q5_0(x, raw, b0, b1):
-    a, o = x.ctypes.data, raw.ctypes.data
-    for b in range(b0, b1):
-        put_q5_0(a + 128 * b, o + 22 * b)
-
-
-@kernel
-def encode_q5_1(x, raw, b0, b1):
-    a, o = x.ctypes.data, raw.ctypes.data
-    for b in range(b0, b1):
-        put_q5_1(a + 128 * b, o + 24 * b)
 
 
 @kernel
