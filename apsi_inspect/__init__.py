@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # public name -> module that has it; `__init__.pyi` says the same to type checkers, a test compares the two
 _PUBLIC = {
     "ApsiError": ".errors",
+    "ConversionReport": ".ops.changes",
     "Finding": ".model",
     "MissingPackageError": ".errors",
     "ModelFile": ".model",
@@ -27,6 +28,7 @@ _PUBLIC = {
     "ValueRefusedError": ".errors",
     "VerificationError": ".errors",
     "bf16": ".ops.quantize",
+    "convert": ".ops.convert",
     "fp4": ".ops.quantize",
     "fp6": ".ops.quantize",
     "fp6_e3m2": ".ops.quantize",
@@ -35,6 +37,7 @@ _PUBLIC = {
     "gguf_info": ".ops.info",
     "int4": ".ops.quantize",
     "int8": ".ops.quantize",
+    "load_gguf": ".ops.gguf",
     "load_model": ".ops.load",
     "load_safetensors": ".ops.load",
     "model_info": ".ops.info",
@@ -44,9 +47,12 @@ _PUBLIC = {
     "record": ".tree",
     "safetensors_info": ".ops.info",
     "samples": ".samples",
+    "save_gguf": ".ops.gguf",
     "save_model": ".ops.save",
     "save_safetensors": ".ops.save",
+    "scan": ".ops.scan",
     "stats": ".ops.survey",
+    "torch_load": ".ops.torch",
     "verify": ".ops.verify",
 }
 

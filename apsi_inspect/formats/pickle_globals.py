@@ -128,8 +128,8 @@ DANGEROUS_MODULES = frozenset(
     (
         "os posix nt posixpath ntpath subprocess _posixsubprocess sys socket _socket socketserver ssl shutil runpy pty "
         "pdb bdb ctypes _ctypes cffi asyncio webbrowser pip ensurepip pickle _pickle cloudpickle dill joblib "
-        "jsonpickle marshal timeit cProfile profile trace urllib requests httpx aiohttp http https httplib ftplib telnetlib "
-        "smtplib imaplib poplib xmlrpc uuid venv pydoc pkgutil importlib imp zipimport code codeop commands popen2 "
+        "jsonpickle marshal timeit cProfile profile trace urllib requests httpx aiohttp http https httplib ftplib "
+        "telnetlib smtplib imaplib poplib xmlrpc uuid venv pydoc pkgutil importlib imp zipimport code codeop commands popen2 "
         "multiprocessing _thread signal atexit compileall py_compile idlelib lib2to3 doctest distutils setuptools "
         "pkg_resources site fileinput fcntl termios readline rlcompleter cmd antigravity sqlite3 shelve dbm "
         "functools.partial functools.reduce operator _operator io _io _pyio codecs _codecs linecache logging.config "
