@@ -14,11 +14,13 @@ from .lanes import STEP, L, clamp, columns, first_greatest, half_round, loop, ne
 from .simd import I8, I32, I64, F, M, W, emitter
 
 EPS = 1e-15
+ABREAST = 2  # super-blocks of search B side by side
 # State of sixteen sub-blocks: scale, sums A and B, best inverse scale, final scale; then elements and codes.
 SCALE, A, B, BEST, DD = (STEP * i for i in range(5))
 XS = 5 * STEP
 QS = XS + 16 * STEP
-BYTES = QS + 16 * STEP
+WS, WX = QS + 16 * STEP, QS + 32 * STEP  # search B: x*x and x*x*x
+BYTES = QS + 48 * STEP
 
 
 def get(s: M, off: int) -> W:
@@ -39,6 +41,8 @@ def sums(s: M, inverse: W, low: int, high: int) -> list[W]:
         q = rounded(inverse * x, low, high)
         s.plus(i).store(q, QS - XS)
         w = x * x
+        s.plus(i).store(w, WS - XS)
+        s.plus(i).store(w * x, WX - XS)
         return [a + w * x * q, b + w * q * q]
 
     return loop(s.b, XS, XS + 16 * STEP, STEP, [zeros(s.b)] * 2, body)
@@ -54,26 +58,36 @@ def start3(src: M, s: M) -> None:
     s.store(b, B)
 
 
+def improved(here: M, a: W, b: W) -> list[W]:
+    """Search B for one element of sixteen sub-blocks: the new sums, and the lanes that took a better code."""
+    x, q, w, wx = here.load(F, L), *(here.load(F, L, off - XS) for off in (QS, WS, WX))
+    sa, sb = a - wx * q, b - w * q * q
+    new = clamp(nearest(x * sb / sa), -4, 3).sitofp()
+    na, nb = sa + wx * new, sb + w * new * new
+    take = sa.gt(0.0) & nb.gt(0.0) & (na * na * b).gt(a * a * nb) & (new.eq(q) ^ 1)
+    here.store(take.sel(new, q), QS - XS)
+    return [take.sel(na, a), take.sel(nb, b), take]
+
+
 @emitter(M, ret=I32)
 def pass3(s: M) -> W:
-    """Try a better code for each element in turn; 0 if no lane took one."""
+    """Once around the elements of several super-blocks side by side; 0 if no code changed."""
+    states = [s.plus(W(s.b, I64(BYTES * k))) for k in range(ABREAST)]
 
-    def body(i: W, a: W, b: W, changed: W) -> list[W]:
-        here = s.plus(i)
-        x, q = here.load(F, L), here.load(F, L, QS - XS)
-        w = x * x
-        wx = w * x
-        sa, sb = a - wx * q, b - w * q * q
-        new = clamp(nearest(x * sb / sa), -4, 3).sitofp()
-        na, nb = sa + wx * new, sb + w * new * new
-        take = sa.gt(0.0) & nb.gt(0.0) & (na * na * b).gt(a * a * nb) & (new.eq(q) ^ 1)
-        here.store(take.sel(new, q), QS - XS)
-        return [take.sel(na, a), take.sel(nb, b), changed | take]
+    def body(i: W, *carried: W) -> list[W]:
+        *sums, changed = carried
+        out = []
+        for k, state in enumerate(states):
+            *ab, take = improved(state.plus(i), *sums[2 * k : 2 * k + 2])
+            out += ab
+            changed = changed | take
+        return [*out, changed]
 
-    a, b = get(s, A), get(s, B)
-    a, b, changed = loop(s.b, XS, XS + 16 * STEP, STEP, [a, b, a.eq(a) & a.gt(a)], body)
-    s.store(a, A)
-    s.store(b, B)
+    sums = [get(state, off) for state in states for off in (A, B)]
+    none = sums[0].eq(0.0) & sums[0].gt(0.0)
+    *sums, changed = loop(s.b, XS, XS + 16 * STEP, STEP, [*sums, none], body)
+    for k, v in enumerate(sums):
+        states[k // 2].store(v, (A, B)[k % 2])
     return changed.mask_bits().zext(I32)
 
 
@@ -183,10 +197,10 @@ SPANS6 = np.array([-(np.float32(32) + np.float32(0.1) * np.float32(k)) for k in 
 
 
 @kernel
-def finish3(x, b, raw, state, codes):
-    """Head and codes of a super-block whose search has ended; `x` begins with it."""
-    a, o, s, q = x.ctypes.data, raw.ctypes.data + 110 * b, state.ctypes.data, codes.ctypes.data
-    f = state[:BYTES].view(np.float32)
+def finish3(a, b, raw, state, codes):
+    """Head and codes of a super-block whose search has ended; `a` is the address of its elements."""
+    o, s, q = raw.ctypes.data + 110 * b, state.ctypes.data, codes.ctypes.data
+    f = state.view(np.float32)
     scale3(s)
     head3(s, o)
     for j in range(16):
@@ -203,18 +217,17 @@ def finish3(x, b, raw, state, codes):
 
 @kernel
 def encode_q3_k(x, raw, b0, b1):
-    one, two, codes = np.empty(BYTES, np.uint8), np.zeros(BYTES, np.uint8), np.empty(256, np.uint8)
-    s, t, a = one.ctypes.data, two.ctypes.data, x.ctypes.data
-    for b in range(b0, b1, 2):
-        start3(a + 1024 * b, s)
-        if b + 1 < b1:
-            start3(a + 1024 * (b + 1), t)
+    states, codes = np.zeros((ABREAST, BYTES), np.uint8), np.empty(256, np.uint8)
+    s, a = states.ctypes.data, x.ctypes.data
+    for b in range(b0, b1, ABREAST):
+        count = min(ABREAST, b1 - b)
+        for h in range(count):  # the last ones have at their side whatever came before
+            start3(a + 1024 * (b + h), s + BYTES * h)
         for _ in range(5):
-            if (pass3(s) | pass3(t)) == 0:
+            if pass3(s) == 0:
                 break
-        finish3(x[256 * b :], b, raw, one, codes)
-        if b + 1 < b1:
-            finish3(x[256 * (b + 1) :], b + 1, raw, two, codes)
+        for h in range(count):
+            finish3(a + 1024 * (b + h), b + h, raw, states[h], codes)
 
 
 @kernel
