@@ -119,7 +119,8 @@ def save_gguf(
     """
     asked = None if dtype is None else parse_dtype(dtype, "gguf")
     keys = with_alignment(typed_keys(metadata, architecture), alignment)
-    planned, skeleton = plan_tree(params, asked, tensor_types)
+    planned, skeleton, notes = plan_tree(params, asked, tensor_types)
+    keys = keys._replace(notes=[*keys.notes, *notes])
     keys = file_keys(keys, asked, [(p.choice.encoding, p.numel) for p in planned])
     keys = with_extras(keys, planned, skeleton)
     plan = plan_gguf(os.fsdecode(path), planned, keys, parse_size(shard))
@@ -128,8 +129,8 @@ def save_gguf(
     return report
 
 
-def plan_tree(params: Any, asked: Encoding | None, rules: Rules | None) -> tuple[list[Planned], Any]:
-    """The tensors of a tree with their encodings, and its skeleton where the names do not rebuild it."""
+def plan_tree(params: Any, asked: Encoding | None, rules: Rules | None) -> tuple[list[Planned], Any, list[Finding]]:
+    """The tensors of a tree with their encodings, its skeleton where the names do not rebuild it, and what is tied."""
     if isinstance(params, ModelFile):
         params = params.tree()
     flat = flatten(params, identity)
@@ -141,7 +142,24 @@ def plan_tree(params: Any, asked: Encoding | None, rules: Rules | None) -> tuple
         choice = choose(name, source.encoding, source.shape, "gguf", want, name in by_rule)
         planned.append(Planned(source, choice, unit, nbytes))
     names = [p.source.name for p in planned]
-    return planned, flat.skeleton if needs_skeleton(flat.skeleton, names) else None
+    notes = []
+    more = _places(flat.skeleton) - len(names)
+    if more:
+        text = f"{more} tied tensors are stored once, under the first of their names; {gguf_extras.TREE} has the others"
+        notes.append(Finding("note", "tied", text))
+    return planned, flat.skeleton if needs_skeleton(flat.skeleton, names) else None, notes
+
+
+def _places(node: Any) -> int:
+    """How many leaves of a skeleton are tensors."""
+    if isinstance(node, str):
+        return 1
+    if isinstance(node, list):
+        return sum(map(_places, node))
+    ((tag, value),) = node.items()
+    if tag == "$record":
+        return sum(_places(child) for _, child in value)
+    return sum(map(_places, value)) if tag == "$tuple" else 0
 
 
 def to_input(name: str, leaf: Any, where: str) -> tuple[Input, Unit | None, int]:
