@@ -96,3 +96,14 @@ class TensorDisplay(Displayable):
         from .ops.read import tensor_stats
 
         return tensor_stats(self)  # type: ignore[arg-type]
+
+
+class TableDisplay(Displayable):
+    """What a `TensorTable` shows."""
+
+    __slots__ = ()
+
+    def _parts(self) -> Any:
+        from .notebook.render import table_parts
+
+        return table_parts(self)  # type: ignore[arg-type]

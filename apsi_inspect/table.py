@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from .display import Displayable
+from .display import TableDisplay
 from .errors import ValueRefusedError, quote
 from .listing import Share, block_of, candidates, companions, glob, natural_key, packing
 
@@ -42,7 +42,7 @@ SCHEMA: dict[str, str] = {
 }
 
 
-class TensorTable(Displayable):
+class TensorTable(TableDisplay):
     """The tensors of one model, a row each.
 
     Attributes
@@ -151,11 +151,6 @@ class TensorTable(Displayable):
         groups = self.frame.groupby("encoding", observed=True, sort=False)
         sums = groups.agg(tensors=("name", "size"), parameters=("parameters", "sum"), nbytes=("nbytes", "sum"))
         return sums.sort_values("nbytes", ascending=False, kind="stable")
-
-    def _parts(self) -> Any:
-        from .notebook.render import table_parts
-
-        return table_parts(self)
 
     def shares(self) -> list[Share]:
         """`by_encoding` as plain rows."""
