@@ -9,6 +9,7 @@ folder (a temporary file is locked while in use). Symbolic links are followed: t
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -40,7 +41,8 @@ class Pending:
         self.folder = os.path.dirname(self.path)
         old = _stat(self.path)
         if old is not None and not stat.S_ISREG(old.st_mode):
-            raise OSError(21 if stat.S_ISDIR(old.st_mode) else 22, "cannot be replaced: not a regular file", self.path)
+            code = errno.EISDIR if stat.S_ISDIR(old.st_mode) else errno.EINVAL
+            raise OSError(code, "cannot be replaced: not a regular file", self.path)
         self.temporary, self.fd = _create(self.folder)
         if old is not None and hasattr(os, "fchmod"):
             os.fchmod(self.fd, stat.S_IMODE(old.st_mode))
@@ -141,7 +143,7 @@ class Files:
             try:
                 os.fsync(fd)
             except OSError as exc:
-                if exc.errno != 22:  # EINVAL: this file system cannot sync a folder
+                if exc.errno != errno.EINVAL:  # this file system cannot sync a folder
                     raise
             finally:
                 os.close(fd)
@@ -170,8 +172,9 @@ def remove(paths: Iterable[str]) -> int:
         try:
             os.unlink(path)
             count += 1
-        except FileNotFoundError:
-            continue
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENAMETOOLONG):  # a name that is too long cannot be there
+                raise
     return count
 
 
@@ -217,7 +220,7 @@ def _create(folder: str) -> tuple[str, int]:
             os.unlink(path)
             raise
         os.close(fd)
-    raise OSError(11, "could not make a temporary file", folder)
+    raise OSError(errno.EAGAIN, "could not make a temporary file", folder)
 
 
 def _locked(fd: int, path: str) -> bool:

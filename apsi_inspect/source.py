@@ -165,18 +165,21 @@ class FileSource:
                 self._map = self._make_map()
             except OSError:  # out of descriptors (a map takes one before Python 3.13), or a file system without maps
                 return memoryview(self.read_at(offset, nbytes))
+        else:
+            self._still_whole(self._map)
         return memoryview(self._map)[offset : offset + nbytes]
 
-    def forget(self, offset: int, nbytes: int) -> None:
-        """The mapped pages of a range are not needed for now: they stay cached, but no longer count as this process's.
-
-        Raises
-        ------
-        TruncatedFileError
-            The file has shrunk meanwhile (a view of what is gone would end the process).
-        """
-        if self._fd >= 0 and os.fstat(self._fd).st_size < self.size:
+    def _still_whole(self, held: mmap_module.mmap) -> None:
+        """Refuse to view a map whose file has shrunk: touching what is gone would end the process."""
+        try:
+            size = held.size()
+        except (OSError, ValueError):  # the map holds no descriptor to ask (Python 3.13, shards)
+            return
+        if size < self.size:
             raise TruncatedFileError(self.name, f"has shrunk below the {self.size} bytes it had when it was opened")
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """The mapped pages of a range are not needed for now: they stay cached, but not as this process's memory."""
         if self._map is not None and nbytes and hasattr(self._map, "madvise"):
             import mmap
 

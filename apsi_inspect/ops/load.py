@@ -23,11 +23,12 @@ from ..model import ModelFile
 from ..qtensor import QTensor, packed_shape
 from ..source import FileSource
 from ..tree import from_names, from_skeleton, record
-from .open import find_in_folder, open_source
 from .open import open as open_model
+from .open import open_source
 from .verify import (
     Options,
     check_file,
+    locate,
     metadata_part,
     signature_part,
     table_part,
@@ -83,11 +84,9 @@ def load_model(
     """
     if verify not in (True, False, "lazy"):
         raise ValueRefusedError(f"verify is {verify!r:.40}; True, 'lazy' or False was expected")
-    name = find(path)
-    if os.path.isdir(name):
-        name = find_in_folder(name)
+    name = locate(path)
     signed = None if key is None or key is False else Key(key)
-    source = FileSource(name)
+    source = FileSource(name, keep_open=verify != "lazy")  # what is read later holds its map, and no descriptor
     try:
         model = open_source(source)
         if model.format != "apsim":
@@ -97,7 +96,10 @@ def load_model(
             return _tree(model, _lazy(source, model, signed).__getitem__)
         if verify or signed is not None:
             verify_model(source, model, Options(signed, progress=progress)).raise_if_failed()
-        return _tree(model, Leaves(model).leaf)
+        tree = _tree(model, Leaves(model).leaf)
+        model.close()  # the arrays keep the map
+        source.close()
+        return tree
     except BaseException:
         source.close()
         raise
@@ -114,6 +116,7 @@ def _lazy(source: ByteSource, model: ModelFile, key: Key | None) -> ModelFile:
             raise VerificationError(source.name, f"{part.status}: {part.message}", status=part.status)
     lazy = []
     for each in model.sources:
+        each.view(0, min(1, each.size))  # the map is made now: a file that is replaced later does not mix with it
         claims = read_claims(each)
         failed = [p for p in (metadata_part(claims), table_part(claims)) if p.status == "damaged"]
         if not failed and claims.chunks is None:
@@ -123,13 +126,6 @@ def _lazy(source: ByteSource, model: ModelFile, key: Key | None) -> ModelFile:
         lazy.append(each if claims.chunks is None else LazySource(each, claims))
     model.sources = tuple(lazy)
     return model
-
-
-def find(path: str | os.PathLike[str]) -> str:
-    """The file itself, or the index beside it where only that is there."""
-    name = os.fsdecode(path)
-    index = name.removesuffix(".apsim") + ".apsim.index.json"
-    return index if not os.path.exists(name) and os.path.exists(index) else name
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> Any:
@@ -167,7 +163,10 @@ def load_safetensors(path: str | os.PathLike[str]) -> Any:
 
     names += ties
     tree = from_names(names, leaf)
-    return tree if tree is not None else record((name, leaf(name)) for name in names)
+    if tree is None:
+        tree = record((name, leaf(name)) for name in names)
+    model.close()  # the arrays keep the map
+    return tree
 
 
 def _tree(model: ModelFile, leaf: Callable[[str], Any]) -> Any:

@@ -125,6 +125,8 @@ def _is_floating(leaf: Any, where: str, min_ndim: int) -> bool:
 
 
 def _values(x: Any) -> tuple[NDArray[Any], Unit | None]:
+    import numpy as np
+
 
     if isinstance(x, Tensor):
         return x.numpy(), x.unit

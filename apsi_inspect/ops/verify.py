@@ -91,9 +91,7 @@ def verify(
         The key cannot be used (empty, too short, or there is no per-user key).
     """
     options = Options(None if key is None or key is False else signing.Key(key), full, threads, progress)
-    name = os.fsdecode(path)
-    if os.path.isdir(name):
-        name = find_in_folder(name)
+    name = locate(path)
     with FileSource(name) as source:
         try:
             model = None if _is_apsim_index(source) else open_source(source)
@@ -104,6 +102,15 @@ def verify(
             return verify_index(source, options)
         with model:
             return verify_model(source, model, options)
+
+
+def locate(path: str | os.PathLike[str]) -> str:
+    """The file itself; of a folder the model in it; the index of ``NAME.apsim`` where only that is there."""
+    name = os.fsdecode(path)
+    if os.path.isdir(name):
+        return find_in_folder(name)
+    index = name.removesuffix(".apsim") + ".apsim.index.json"
+    return index if not os.path.exists(name) and os.path.exists(index) else name
 
 
 def verify_opened(model: ModelFile, key: bool | bytes | str | None = None, full: bool = False) -> Report:
@@ -143,6 +150,10 @@ def verify_model(source: ByteSource, model: ModelFile, options: Options) -> Repo
 
 
 def _without_digests(model: ModelFile, options: Options) -> Report:
+    if model.format == "safetensors" and {"apsi", "sha256"} <= model.metadata.keys():
+        reason = "has the digests of an .apsim file, but not its mark (format: apsi-model): it was changed"
+        part = Part("structure", "damaged", reason)
+        return Report(model.path, "safetensors", "damaged", (part,), (), model.findings, None, options.key is not None)
     structure = Part("structure", "intact", f"{len(model)} tensors, {model.file_size} bytes")
     reason = f"{model.format} files carry no digests; save as .apsim to have them"
     status = "unsigned" if options.key is not None else "not-checked"
