@@ -28,13 +28,13 @@ from .open import open_source
 from .verify import (
     Options,
     check_file,
-    locate,
     metadata_part,
     signature_part,
     table_part,
     verify_index_only,
     verify_model,
 )
+from .verify import find as find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def load_model(
     """
     if verify not in (True, False, "lazy"):
         raise ValueRefusedError(f"verify is {verify!r:.40}; True, 'lazy' or False was expected")
-    name = locate(path)
+    name = find(path)
     signed = None if key is None or key is False else Key(key)
     source = FileSource(name, keep_open=verify != "lazy")  # what is read later holds its map, and no descriptor
     try:

@@ -91,7 +91,7 @@ def verify(
         The key cannot be used (empty, too short, or there is no per-user key).
     """
     options = Options(None if key is None or key is False else signing.Key(key), full, threads, progress)
-    name = locate(path)
+    name = find(path)
     with FileSource(name) as source:
         try:
             model = None if _is_apsim_index(source) else open_source(source)
@@ -104,7 +104,7 @@ def verify(
             return verify_model(source, model, options)
 
 
-def locate(path: str | os.PathLike[str]) -> str:
+def find(path: str | os.PathLike[str]) -> str:
     """The file itself; of a folder the model in it; the index of ``NAME.apsim`` where only that is there."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
