@@ -22,25 +22,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # Characters that move the cursor, hide text or reorder it: C0, DEL, C1, line separators, bidi and zero-width marks.
-_UNSAFE = {
-    *range(0x00, 0x20),
-    *range(0x7F, 0xA0),
-    0xAD,
-    0x61C,
-    0x180E,
-    *range(0x200B, 0x2010),
-    *range(0x2028, 0x202F),
-    *range(0x2060, 0x2070),
-    *range(0xD800, 0xE000),
-    0xFEFF,
-    *range(0xFFF9, 0xFFFC),
-    *range(0x13430, 0x13440),
-    *range(0x1BCA0, 0x1BCA4),
-    *range(0x1D173, 0x1D17B),
-    *range(0xE0000, 0xE0080),
-}
-_ESCAPES = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" if c < 0x10000 else f"\\U{c:08x}" for c in _UNSAFE}
-_ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+_UNSAFE = (
+    range(0x00, 0x20),
+    range(0x7F, 0xA0),
+    (0xAD, 0x61C, 0x180E, 0xFEFF),
+    range(0x200B, 0x2010),
+    range(0x2028, 0x202F),
+    range(0x2060, 0x2070),
+    range(0xD800, 0xE000),
+    range(0xFFF9, 0xFFFC),
+    range(0x13430, 0x13440),
+    range(0x1BCA0, 0x1BCA4),
+    range(0x1D173, 0x1D17B),
+    range(0xE0000, 0xE0080),
+)
+_SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+
+
+class _Escapes:
+    """A table for `str.translate`, asked for one character at a time: to make it whole takes longer than a report."""
+
+    def __getitem__(self, c: int) -> str:
+        if not any(c in part for part in _UNSAFE):
+            raise LookupError
+        return _SHORT.get(c) or (f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" if c < 0x10000 else f"\\U{c:08x}")
 
 
 def visible(text: str, limit: int | None = None) -> str:
@@ -49,7 +54,7 @@ def visible(text: str, limit: int | None = None) -> str:
         head = max(limit * 2 // 3, 1)
         tail = max(limit - head - 1, 0)
         text = text[:head] + "…" + (text[-tail:] if tail else "")
-    return text if text.isascii() and text.isprintable() else text.translate(_ESCAPES)
+    return text if text.isprintable() else text.translate(_Escapes())  # nothing unsafe is printable
 
 
 def quote(text: str, limit: int = 80) -> str:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 BASE_UNITS = ("m", "kg", "s", "A", "K", "mol", "cd")
 DIMENSIONS = ("length", "mass", "time", "current", "temperature", "amount", "luminous intensity")
 MAX_DENOMINATOR = 1000
-_FRACTION = re.compile(r"-?[1-9][0-9]{0,5}/[1-9][0-9]{0,3}")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# compiled on first use: most files have no units
+_FRACTION = r"-?[1-9][0-9]{0,5}/[1-9][0-9]{0,3}"
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _NAME = r"[^\W\d]\w*|[%°µμΩÅ][\w]*"
 _EXPONENT = r"(?=.{1,6}(?:[*/]|\Z))[+-]?(?:[0-9]+/[0-9]+|[0-9]+(?:\.[0-9]+)?)"
-_SYMBOL = re.compile(rf"(?:1|(?:{_NAME})(?:\*\*(?:{_EXPONENT}))?)(?:[*/](?:{_NAME})(?:\*\*(?:{_EXPONENT}))?)*")
+_SYMBOL = rf"(?:1|(?:{_NAME})(?:\*\*(?:{_EXPONENT}))?)(?:[*/](?:{_NAME})(?:\*\*(?:{_EXPONENT}))?)*"
 _SUPERSCRIPT = str.maketrans("0123456789-/.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻ᐟ·")
 
 
@@ -75,7 +76,7 @@ class Unit(NamedTuple):
 def _exponent(value: Any) -> int | str:
     if type(value) is int and abs(value) <= 1_000_000:
         return value
-    if isinstance(value, str) and _FRACTION.fullmatch(value):
+    if isinstance(value, str) and re.fullmatch(_FRACTION, value):
         p, q = map(int, value.split("/"))
         if 1 < q <= MAX_DENOMINATOR and gcd(p, q) == 1:
             return value
@@ -89,7 +90,7 @@ def _vector(value: Any) -> tuple[int | str, ...]:
 
 
 def _float(value: Any, what: str) -> float:
-    if not isinstance(value, str) or len(value) > 40 or not _NUMBER.fullmatch(value):
+    if not isinstance(value, str) or len(value) > 40 or not re.fullmatch(_NUMBER, value):
         raise UnitError(f"{what} is not a JSON number in a string")
     number = float(value)
     if not isfinite(number):
@@ -117,4 +118,4 @@ def parse_unit(value: Any, symbol: str | None = None) -> Unit:
 
 def valid_symbol(symbol: Any) -> bool:
     """True where a symbol keeps to the grammar ``factor (('*'|'/') factor)*``: safe to show and to hand to pint."""
-    return isinstance(symbol, str) and 0 < len(symbol) <= 128 and _SYMBOL.fullmatch(symbol) is not None
+    return isinstance(symbol, str) and 0 < len(symbol) <= 128 and re.fullmatch(_SYMBOL, symbol) is not None

@@ -330,7 +330,7 @@ def test_largest_hostile_headers(tmp_path: Path, kind: str, measured: Callable[.
 
 def test_a_large_header_is_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers, wherever the cuts are."""
-    monkeypatch.setattr(pieces, "SMALL", 0)
+    monkeypatch.setattr("apsi_inspect.formats.safetensors.SMALL", 0)
     monkeypatch.setattr(pieces, "LARGE", 0)
     monkeypatch.setattr(pieces, "_MEMBERS", re.compile(pieces._MEMBERS.pattern.replace(b"1,4096", b"1,2")))
     rows = [(f'{i}"\\}}{{,', "F32", [i % 3], bytes(4 * (i % 3))) for i in range(50)]

@@ -9,32 +9,52 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
+
+from .terminal import width
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 EXIT_UNREADABLE, EXIT_INTERRUPTED = 3, 130
 
 
-def _parser() -> argparse.ArgumentParser:
+# modules of `apsi model VERB` and of `apsi COMMAND`, in the order of the help
+VERBS = ("info", "stats", "verify", "scan", "convert")
+COMMANDS = ("key", "samples", "warm")
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """With a width given: argparse's own look at the terminal imports shutil and three compressors."""
+    return argparse.HelpFormatter(prog, width=(width() or 100) - 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's own, and that of every command below, with `_formatter`."""
+
+    def __init__(self, prog: str | None = None, description: str | None = None, **options: Any) -> None:
+        super().__init__(prog, description=description, formatter_class=_formatter, **options)
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command that `argv` begins with; of all commands where it begins with none (help, mistakes)."""
     from .. import __version__
 
-    parser = argparse.ArgumentParser(
+    verbs: Sequence[str] = argv[1:2] if argv[:1] == ["model"] and argv[1:2] and argv[1] in VERBS else VERBS
+    names = () if verbs is not VERBS else COMMANDS
+
+    parser = _Parser(
         prog="apsi", description="Open, look at, verify, measure, quantize, convert and sign model weight files."
     )
     parser.add_argument("--version", action="version", version=f"apsi_inspect {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog="apsi")
     model = commands.add_parser("model", help="look at a model file", description="Work with model files.")
-    verbs = model.add_subparsers(dest="verb", metavar="VERB", required=True)
-    from . import info, key, samples, stats, verify, warm
-
-    info.add_parser(verbs)
-    stats.add_parser(verbs)
-    verify.add_parser(verbs)
-    key.add_parser(commands)
-    samples.add_parser(commands)
-    warm.add_parser(commands)
+    below = model.add_subparsers(dest="verb", metavar="VERB", required=True, prog="apsi model")
+    for group, modules in ((below, verbs), (commands, names)):
+        for module in modules:
+            import_module(f".{module}", __name__).add_parser(group)
     return parser
 
 
@@ -44,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? rather than failing
             stream.reconfigure(errors="replace")
     try:
-        args = _parser().parse_args(argv)
+        argv = sys.argv[1:] if argv is None else list(argv)
+        args = _parser(argv).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_NDIM = 64  # NumPy's own limit
 MAX_VALUES = 1 << 21  # in one JSON text
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_TOO_MANY = re.compile(rf'(?s)(?:(?:{_STRING}|[^",\[{{]++)*+[,\[{{]){{{MAX_VALUES + 1}}}+')
+_TOO_MANY = rf'(?s)(?:(?:{_STRING}|[^",\[{{]++)*+[,\[{{]){{{MAX_VALUES + 1}}}+'
 
 
 class Format(NamedTuple):
@@ -58,7 +58,7 @@ def load_json(text: str, source_name: str, what: str, **hooks: Any) -> Any:
         raise ValueError(f"{word} is not JSON")
 
     # Objects take up to 25 times the space of their text. Strings are looked into only where that can matter.
-    if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) > MAX_VALUES and _TOO_MANY.match(text):
+    if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) > MAX_VALUES and re.match(_TOO_MANY, text):
         raise ModelFileError(source_name, f"{what} holds more than {MAX_VALUES} values")
     try:
         with PausedGC():

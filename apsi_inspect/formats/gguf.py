@@ -19,7 +19,6 @@ from ..errors import ModelFileError, TruncatedFileError, UnsupportedFileError, q
 from ..model import Columns, Finding, ModelFile
 from ..source import FileSource
 from .base import Format, PausedGC, first_duplicate, join_columns, warm_scan
-from .gguf_extras import read_extras
 from .gguf_metadata import Cursor, Metadata
 
 TYPE_CHECKING = False
@@ -311,7 +310,7 @@ def _model(path: str, parts: list[_Part], columns: Columns, findings: list[Findi
     file_type = metadata.get("general.file_type")
     if isinstance(file_type, int):
         facts["file type"] = FILE_TYPES.get(file_type, str(file_type))
-    units, skeleton, noticed = read_extras(metadata, columns.names, path)
+    units, skeleton, noticed = _extras(metadata, columns, path)
     return ModelFile(
         path,
         "gguf",
@@ -324,6 +323,15 @@ def _model(path: str, parts: list[_Part], columns: Columns, findings: list[Findi
         skeleton=skeleton,
         byte_order=first.byte_order,
     )
+
+
+def _extras(metadata: Any, columns: Columns, path: str) -> tuple[Any, Any, list[Finding]]:
+    """What we keep in keys of our own, which few files have."""
+    if not any(key.startswith("apsi.") for key in metadata):
+        return {}, None, []
+    from .gguf_extras import read_extras
+
+    return read_extras(metadata, columns.names, path)
 
 
 def read(source: ByteSource) -> ModelFile:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SMALL, LARGE = 1 << 20, 1 << 24  # bytes: below SMALL is one piece, above LARGE never, between them what looks usual
+LARGE = 1 << 24  # bytes: up to here, what looks usual is one piece
 ENTRIES = 4096
 
 _SPACE = rb"[ \t\r\n]*+"
@@ -47,7 +47,7 @@ def pieces(text: bytes, file: str) -> Iterator[bytes]:
     ModelFileError
         The header is large, and no table of tensors.
     """
-    if len(text) < SMALL or (len(text) < LARGE and _looks_usual(text)):
+    if len(text) < LARGE and _looks_usual(text):
         yield text
         return
     begin = _BEGIN.match(text)

@@ -17,7 +17,6 @@ from ..encodings import ENCODINGS, Encoding
 from ..errors import ModelFileError, TruncatedFileError, quote
 from ..model import Columns, ModelFile
 from .base import MAX_NDIM, Format, PausedGC, first_duplicate, load_json, warm_scan
-from .pieces import pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 MAX_HEADER = 100_000_000
+SMALL = 1 << 20  # bytes of a header that is parsed in one piece
 # In the order of the reference's table; the writer sorts by it.
 DTYPES: dict[str, Encoding] = {
     name: ENCODINGS[name]
@@ -120,6 +120,10 @@ def _parse(text: bytes, source: ByteSource) -> Header:
 
 def _table(text: bytes, file: str) -> tuple[Any, ...]:
     """Metadata, names, dtypes, shapes, spans: of all pieces of a large header."""
+    if len(text) < SMALL:
+        return _piece(text, file)
+    from .pieces import pieces
+
     tables = [_piece(piece, file) for piece in pieces(text, file)]
     if len(tables) == 1:
         return tables[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import ModelFileError, UnknownFormatError, ValueRefusedError, quote
-from ..formats import FORMATS, apsim, safetensors
+from ..formats import sniffed
 from ..formats.base import extension_finding
 from ..model import Finding
 from ..source import FileSource
@@ -28,8 +28,6 @@ _STRANGERS = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
     (b"<!DOCTYPE", "is an HTML page, probably a download that failed", "download it again"),
     (b"<html", "is an HTML page, probably a download that failed", "download it again"),
-    (b"PK\x03\x04", "is a ZIP archive (PyTorch files are ZIP archives; they are not opened yet)", None),
-    (b"\x80\x02", "is a Python pickle (an old PyTorch file?); pickles are not opened yet", None),
     (b"lmgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
     (b"fmgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
     (b"tjgg", "is an old ggml file from before GGUF", "convert it with the tools of its time"),
@@ -80,18 +78,21 @@ def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
     if format is not None:
         return _named(format)(source)
     head = source.read_at(0, min(_HEAD, source.size))
-    found = next((f for f in FORMATS if f.sniff(head, source.size)), None)
+    found = sniffed(head, source.size)
     if found is None:
         raise stranger(source, head)
     model = found.read(source)
-    endings = (".safetensors",) if model.format == "safetensors" and found is not FORMATS[-1] else found.extensions
-    note = extension_finding(source.name, model.format, (*endings, ".json") if found is FORMATS[-1] else endings)
+    index = found.name == "index"
+    endings = (".safetensors",) if model.format == "safetensors" and not index else found.extensions
+    note = extension_finding(source.name, model.format, (*endings, ".json") if index else endings)
     lone = _lone_shard(source.name, model)
     model.findings = (*model.findings, *(f for f in (note, lone) if f is not None))
     return model
 
 
 def _named(format: str) -> Callable[[ByteSource], ModelFile]:
+    from ..formats import FORMATS, apsim, safetensors
+
     readers = {**{f.name: f.read for f in FORMATS}, "safetensors": safetensors.read, "apsim": apsim.read}
     if format not in readers:
         raise ValueRefusedError(f"format {quote(str(format))} is not known; known: {', '.join(sorted(readers))}")
@@ -107,6 +108,8 @@ def stranger(source: ByteSource, head: bytes) -> ModelFileError:
         if start[: len(magic)].lower() == magic.lower():
             return UnknownFormatError(source.name, f"not a safetensors, GGUF or .apsim file: it {what}", hint=hint)
     if source.name.lower().endswith((".safetensors", ".apsim")) or (len(head) > 8 and head[8:9] == b"{"):
+        from ..formats import safetensors
+
         try:  # let the parser say what is wrong with the header
             safetensors.parse_header(source)
         except ModelFileError as exc:
@@ -125,9 +128,9 @@ def find_in_folder(folder: str) -> str:
     ModelFileError
         There is none, or more than one.
     """
-    entries = sorted(os.listdir(folder))
+    entries = sorted(n for n in os.listdir(folder) if not n.startswith("."))
     indexes = [n for n in entries if n.endswith((".safetensors.index.json", ".apsim.index.json"))]
-    files = [n for n in entries if n.lower().endswith(_MODEL_ENDINGS) and not n.startswith(".")]
+    files = [n for n in entries if n.lower().endswith(_MODEL_ENDINGS)]
     splits = [n for n in files if n.endswith(".gguf") and "-00001-of-" in n]
     whole = [n for n in files if not _is_numbered(n)]
     for group in (indexes, splits + whole, files):
