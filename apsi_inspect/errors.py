@@ -62,6 +62,14 @@ def quote(text: str, limit: int = 80) -> str:
     return f"'{visible(text, limit)}'"
 
 
+def brief(value: object, limit: int = 80) -> str:
+    """Any value from a file (a list, a number, of whatever size and depth) as it stands in a message."""
+    try:
+        return visible(str(value), limit)
+    except RecursionError:
+        return "something nested very deeply"
+
+
 class ApsiError(Exception):
     """Root of every exception that this package raises by itself."""
 
@@ -87,7 +95,7 @@ class ModelFileError(ApsiError):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{visible(self.file)}: {place}{self.reason}" + (f" ({self.hint})" if self.hint else "")
+        return visible(f"{self.file}: {place}{self.reason}" + (f" ({self.hint})" if self.hint else ""))
 
     def _repr_html_(self) -> str:
         import html

@@ -15,7 +15,7 @@ DATA = Path(__file__).parent / "data"
 # The same examples every time; `--hypothesis-profile deep` looks for new ones.
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("quick", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_SLOW)
-settings.register_profile("deep", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("deep", max_examples=2_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile("quick")
 
 # Runs a snippet in a fresh process and prints by how many kB its peak memory grew over that of its imports.

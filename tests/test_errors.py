@@ -16,6 +16,7 @@ from apsi_inspect.errors import (
     UnknownFormatError,
     UnsupportedFileError,
     ValueRefusedError,
+    brief,
     quote,
     visible,
 )
@@ -51,6 +52,19 @@ def test_hostile_text_is_escaped(bad: str) -> None:
         assert text.isprintable()
         text.encode("utf-8")
     assert str(TensorNotFoundError(f"a{bad}b", f"f{bad}", [f"n{bad}"])).isprintable()
+
+
+def test_values_of_any_kind_in_a_message() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert brief(nested) == "something nested very deeply"
+    while nested:  # taken apart by hand: freeing it level by level is deep too
+        nested = nested.pop()  # type: ignore[assignment]
+    assert brief([1, "a\x1b"]) == "[1, 'a\\x1b']"
+    assert brief("\x1b") == "\\x1b"
+    assert len(brief(list(range(10**5)))) <= 80
+    assert "\x1b" not in str(ModelFileError("f", "\x1b", "\x1b", "\x1b"))
 
 
 def test_harmless_text_stays() -> None:

@@ -14,7 +14,7 @@ from operator import itemgetter, mul, sub
 from typing import NamedTuple
 
 from ..encodings import ENCODINGS, Encoding
-from ..errors import ModelFileError, TruncatedFileError, quote
+from ..errors import ModelFileError, TruncatedFileError, brief, quote
 from ..model import Columns, ModelFile
 from .base import MAX_NDIM, Format, PausedGC, first_duplicate, load_json, warm_scan
 
@@ -212,7 +212,7 @@ def _by_pairs(decoded: str, file: str) -> tuple[Any, ...]:
 
 
 def _q(name: object) -> str:
-    return quote(str(name))
+    return quote(name) if isinstance(name, str) else f"'{brief(name)}'"
 
 
 def _refuse_surrogates(pairs: Any, file: str) -> None:
@@ -328,14 +328,9 @@ def _check_overflow(names: Sequence[str], shapes: Sequence[list[int]], codes: li
         for dim in shape:
             numel *= dim
             if numel >> 64 or dim >> 63:
-                raise ModelFileError(file, f"shape {_brief(shape)} overflows 64 bits of elements", f"tensor {_q(name)}")
+                raise ModelFileError(file, f"shape {brief(shape)} overflows 64 bits of elements", f"tensor {_q(name)}")
         if numel * bits >> 64:
-            raise ModelFileError(file, f"shape {_brief(shape)} overflows 64 bits of size", f"tensor {_q(name)}")
-
-
-def _brief(shape: Any) -> str:
-    text = str(shape)
-    return text if len(text) <= 80 else text[:77] + "…"
+            raise ModelFileError(file, f"shape {brief(shape)} overflows 64 bits of size", f"tensor {_q(name)}")
 
 
 def _is_dim(value: object) -> bool:
@@ -359,9 +354,9 @@ def _culprit(
             near = dtype.upper() if isinstance(dtype, str) and dtype.upper() in DTYPES else None
             raise ModelFileError(file, word, where, f"did you mean {near}?" if near else "known: " + " ".join(DTYPES))
         if not isinstance(shape, list) or not all(map(_is_dim, shape)):
-            raise ModelFileError(file, f"shape {_brief(shape)} is not a list of non-negative integers", where)
+            raise ModelFileError(file, f"shape {brief(shape)} is not a list of non-negative integers", where)
         if not (isinstance(span, list) and len(span) == 2 and all(map(_is_dim, span))):
-            raise ModelFileError(file, f"data_offsets {_brief(span)} is not a pair of non-negative integers", where)
+            raise ModelFileError(file, f"data_offsets {brief(span)} is not a pair of non-negative integers", where)
         begin, end = span
         if end < begin:
             raise ModelFileError(file, f"data_offsets end at {end} before they begin at {begin}", where)
@@ -384,13 +379,13 @@ def _check_layout(rows: list[tuple[str, Encoding, list[int], int, int]], space: 
         if expected is None:
             raise ModelFileError(
                 file,
-                f"{prod(shape)} elements of {encoding.name} do not fill whole bytes (shape {_brief(shape)})",
+                f"{prod(shape)} elements of {encoding.name} do not fill whole bytes (shape {brief(shape)})",
                 where,
             )
         if expected != end - begin:
             raise ModelFileError(
                 file,
-                f"shape {_brief(shape)} of {encoding.name} needs {expected} bytes, data_offsets give {end - begin}",
+                f"shape {brief(shape)} of {encoding.name} needs {expected} bytes, data_offsets give {end - begin}",
                 where,
             )
         if end > space:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, quote
+from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, brief, quote
 from ..model import Finding, ModelFile
 from ..source import FileSource
 from ..tree import TreeError, prefix_conflict, unmark
@@ -67,7 +67,7 @@ def _weight_map(index: dict[str, Any], file: str) -> dict[str, str]:
         raise ModelFileError(file, "weight_map is not an object of tensor name -> shard file")
     for tensor, shard in found.items():
         if not plain_file_name(shard):
-            what = quote(shard) if isinstance(shard, str) else repr(shard)[:40]
+            what = quote(shard) if isinstance(shard, str) else brief(shard, 40)
             raise ModelFileError(
                 file,
                 f"weight_map sends it to shard {what}: only a plain name in the same folder is allowed (unsafe path)",
@@ -238,7 +238,7 @@ def listed_shards(metadata: dict[str, Any], file: str) -> dict[str, dict[str, An
         )
         if not good:
             raise ModelFileError(
-                file, f"{str(row)[:80]!r} is no shard: a plain file name and two SHA-256 were expected (unsafe path?)"
+                file, f"'{brief(row)}' is no shard: a plain file name and two SHA-256 were expected (unsafe path?)"
             )
     names = [row["file"] for row in rows]
     twice = first_duplicate(names)
