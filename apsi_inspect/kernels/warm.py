@@ -82,8 +82,8 @@ def _others() -> Iterator[Task]:
     yield "stats.stats_f32", stats.stats_f32, (_array(0, np.float32, given=True), 0, 0, _array((0, 1), float), counters)
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     yield "scan.safetensors_header", scan.safetensors_header, (header, 0, 4, [("F32", 1, 4)])
-    yield "scan.gguf_tensors", scan.gguf_tensors, (b"", 0, 0, 0, 8, "little", [(1, 4)], 32)
-    yield "scan.string_starts", scan.string_starts, (b"", 0, 8, "little")
+    yield "scan.gguf_tensors", scan.gguf_tensors, (b"", 0, 0, 0, [(1, 4)], 32)
+    yield "scan.string_starts", scan.string_starts, (b"", 0)
 
 
 def warm(progress: Callable[[int, int, str], None] | None = None) -> int:
