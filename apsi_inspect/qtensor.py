@@ -1,7 +1,7 @@
 """`QTensor`: a quantized tensor in memory, exactly as .apsim stores one (`docs/apsim.md`, section 5).
 
 Contract: codes, scales and format are kept as they are, never decoded on the way through a file; ``value = code × scale
-of its block`` in float32. Nothing is copied where it is made from arrays of the right kind. `tests/test_qtensor.py`
+of its block`` in float32. Nothing is copied where it is made from arrays of the right kind. `tests/test_quantize.py`
 enforces this.
 """
 
@@ -121,14 +121,14 @@ class QTensor(Displayable):
         if self.packing == "none":
             return self.packed
         n, rows = (self.shape[-1], prod(self.shape[:-1])) if self.shape else (1, 1)
-        raw = np.ascontiguousarray(self.packed).reshape(rows, -1).astype(np.uint32)
+        raw = np.ascontiguousarray(self.packed).reshape(rows, self.packed.shape[-1]).astype(np.uint32)
         if self.packing == "nibble":
             parts = np.stack([raw & 15, raw >> 4], -1)
         else:
             a, b, c = raw[:, 0::3], raw[:, 1::3], raw[:, 2::3]
             word = a | b << 8 | c << 16
             parts = np.stack([word >> s & 63 for s in (0, 6, 12, 18)], -1)
-        codes = parts.astype(np.uint8).reshape(rows, -1)[:, :n].reshape(self.shape)
+        codes = parts.astype(np.uint8).reshape(rows, parts.shape[1] * parts.shape[2])[:, :n].reshape(self.shape)
         if self.format == "int4":
             return ((codes ^ 8).astype(np.int8) - np.int8(8)).astype(np.int8)
         return codes.view(numpy_dtype(_CODE_DTYPE[self.format]))

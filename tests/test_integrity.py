@@ -138,7 +138,7 @@ def test_every_byte_flipped(key: bytes | None, bit: int, tmp_path: Path) -> None
         assert found not in ("intact", "authentic", "not-checked") or i in blank, (i, raw[max(i - 20, 0) : i + 20])
         if i >= start:
             assert found == "damaged"
-        assert refused(path, key) == (i not in blank)
+        assert refused(path, key) or i in blank
 
 
 def test_white_space_changes_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Contract: tensors stand by descending item size and then by name (code points), so that each is aligned to its item
 size; the header has ``__metadata__`` first with sorted keys, then the table in the order of the data, no white space,
 and spaces at its end up to a multiple of 8. Tensor values are never held: a `Blob` gives its bytes in pieces.
-`tests/test_safetensors_write.py` reads the files with the `safetensors` library.
+`tests/test_save_load.py` compares the files with those of the `safetensors` library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checking the digests of one .apsim file: what its header claims, and whether its bytes agree (`docs/apsim.md`, 6).
 
 Contract: bytes are hashed over the same open file (and map) that serves the values afterwards, chunks on several
-threads, in bounded memory. `LazySource` hands out a range only after the chunks that it touches have been checked.
+threads, in bounded memory. `Lazy` checks a chunk when a range that touches it is first asked for.
 `tests/test_integrity.py` flips every byte of small files, and bytes on chunk borders of large ones.
 """
 
@@ -181,23 +181,31 @@ def name_some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class LazySource:
-    """A file whose bytes are handed out only after the chunks they stand in have been checked."""
+class Lazy:
+    """The chunks of a mapped file, each checked once, when a range that touches it is asked for.
+
+    It keeps the map, not the file: what is checked is what is served, whatever happens to the name.
+    """
 
     def __init__(self, source: ByteSource, claims: Claims) -> None:
         self.name, self.size = source.name, source.size
-        self._source, self._claims = source, claims
+        self._whole, self._claims = source.view(0, source.size), claims
         self._good: set[int] = set()
 
-    def _check(self, offset: int, nbytes: int) -> None:
-        if not nbytes:
-            return
-        first, last = ((offset + d - self._claims.start) // CHUNK for d in (0, nbytes - 1))
-        for i in range(max(first, 0), last + 1):
+    def check(self, offset: int, nbytes: int) -> None:
+        """Check the chunks of a range of the file.
+
+        Raises
+        ------
+        VerificationError
+            One of them is damaged.
+        """
+        first = (offset - self._claims.start) // CHUNK
+        for i in range(first, -(-(offset + nbytes - self._claims.start) // CHUNK)):
             if i in self._good:
                 continue
-            if not chunk_holds(self._source, self._claims, i):
-                (damage,) = damage_of(self._source, self._claims, [i])
+            if not chunk_holds(self, self._claims, i):
+                (damage,) = damage_of(self, self._claims, [i])
                 raise VerificationError(
                     self.name,
                     f"bytes {damage.begin} to {damage.end} are damaged (chunk {i}): {name_some(damage.tensors)}",
@@ -206,15 +214,12 @@ class LazySource:
             self._good.add(i)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Read-only view of a range that has been checked."""
-        self._check(offset, nbytes)
-        return self._source.view(offset, nbytes)
+        """Read-only view of a range, unchecked."""
+        return self._whole[offset : offset + nbytes]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Copy of a range that has been checked."""
-        self._check(offset, nbytes)
-        return self._source.read_at(offset, nbytes)
+        """Copy of a range, unchecked."""
+        return bytes(self.view(offset, nbytes))
 
     def close(self) -> None:
-        """Release the file."""
-        self._source.close()
+        """Nothing to release: the map goes with the last view."""

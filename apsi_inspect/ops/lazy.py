@@ -1,13 +1,13 @@
-"""Records and lists whose arrays are decoded when they are read for the first time.
+"""Records and lists whose arrays are decoded, or checked, when they are read for the first time.
 
-Contract: they are records and lists in every way, except that a leaf of a block format costs nothing until it is read;
-then it stays. `tests/test_gguf_write.py` enforces this.
+Contract: they are records and lists in every way, except that a leaf that waits costs nothing until it is read; then it
+stays. `tests/test_gguf_write.py` enforces this.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 _VIEWED = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
 
 
-class _Later:
-    """A tensor that is not decoded yet; several places may share it."""
+class Later:
+    """A leaf that is made when it is read; several places may share it."""
 
-    __slots__ = ("array", "tensor", "unit")
+    __slots__ = ("make", "value")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
-        self.unit = tensor.unit
-        self.array: Any = None
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make: Callable[[], Any] | None = make
+        self.value: Any = None
 
     def get(self) -> Any:
-        """The values."""
-        if self.tensor is not None:
-            self.array, self.tensor = with_unit(_decoded(self.tensor), self.unit), None
-        return self.array
+        """The leaf."""
+        if self.make is not None:
+            self.value, self.make = self.make(), None
+        return self.value
 
 
 def _decoded(tensor: Tensor) -> NDArray[Any]:
@@ -64,7 +63,7 @@ class LazyRecord(record):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        if isinstance(value, _Later):
+        if isinstance(value, Later):
             value = value.get()
             super().__setitem__(key, value)
         return value
@@ -104,7 +103,7 @@ class LazyList(list[Any]):
         if isinstance(key, slice):
             return [self[i] for i in range(*key.indices(len(self)))]
         value = super().__getitem__(key)
-        if isinstance(value, _Later):
+        if isinstance(value, Later):
             value = value.get()
             super().__setitem__(key, value)
         return value
@@ -129,6 +128,10 @@ class LazyList(list[Any]):
         return repr(list(iter(self)))
 
 
+def _maker(tensor: Tensor) -> Callable[[], Any]:
+    return lambda: with_unit(_decoded(tensor), tensor.unit)
+
+
 def lazy_tree(model: ModelFile) -> Any:
     """The tree of a model with arrays for leaves: views at once, the rest when they are read."""
     made: dict[str, Any] = {}
@@ -137,24 +140,24 @@ def lazy_tree(model: ModelFile) -> Any:
         if name not in made:
             tensor = model[name]
             plain = tensor.encoding in _VIEWED and tensor.qparams is None
-            made[name] = with_unit(tensor.numpy(), tensor.unit) if plain else _Later(tensor)
+            made[name] = with_unit(tensor.numpy(), tensor.unit) if plain else Later(_maker(tensor))
         return made[name]
 
     names = model.columns.names
     tree = from_skeleton(model.skeleton, leaf) if model.skeleton is not None else from_names(names, leaf)
-    return _lazily(tree if tree is not None else record((n, leaf(n)) for n in names))
+    return lazily(tree if tree is not None else record((n, leaf(n)) for n in names))
 
 
-def _lazily(node: Any) -> Any:
-    """The tree in lazy containers, where something in them is to be decoded."""
+def lazily(node: Any) -> Any:
+    """The tree in lazy containers, where something in them is `Later`."""
     if isinstance(node, dict):
-        pairs = [(k, _lazily(v)) for k, v in node.items()]
-        return LazyRecord(pairs) if any(isinstance(v, _Later) for _, v in pairs) else record(pairs)
+        pairs = [(k, lazily(v)) for k, v in node.items()]
+        return LazyRecord(pairs) if any(isinstance(v, Later) for _, v in pairs) else record(pairs)
     if isinstance(node, list):
-        items = [_lazily(v) for v in node]
-        return LazyList(items) if any(isinstance(v, _Later) for v in items) else items
+        items = [lazily(v) for v in node]
+        return LazyList(items) if any(isinstance(v, Later) for v in items) else items
     if isinstance(node, tuple):  # a tuple cannot wait
-        return tuple(v.get() if isinstance(v, _Later) else _lazily(v) for v in node)
+        return tuple(v.get() if isinstance(v, Later) else lazily(v) for v in node)
     return node
 
 

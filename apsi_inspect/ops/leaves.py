@@ -2,7 +2,7 @@
 
 Contract: every bit is kept (NaN payloads, −0.0); only byte order and memory order are made the file's. Arrays are never
 copied as a whole: what is not stored as it lies in memory goes out in pieces. torch, jax and pint are not imported.
-What a file cannot hold is refused, naming the place. `tests/test_leaves.py` enforces this.
+What a file cannot hold is refused, naming the place. `tests/test_save_load.py` enforces this.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from ..encodings.scaled import CODE_DTYPE
 from ..encodings.values import decode, numpy_dtype
 from ..errors import UnknownFormatError, ValueRefusedError, VerificationError
 from ..formats.safetensors import DTYPES
-from ..integrity.check import LazySource, read_claims
+from ..integrity.check import Lazy, read_claims
 from ..integrity.signing import Key
 from ..model import ModelFile
 from ..qtensor import QTensor, packed_shape
 from ..source import FileSource
 from ..tree import from_names, from_skeleton, record
+from .lazy import Later, lazily
 from .open import open as open_model
 from .open import open_source
 from .verify import (
@@ -62,8 +63,8 @@ def load_model(
         Refuse what is not signed with this key: True (the per-user key), bytes, or a secret. Turns verification on.
     verify
         True: check every digest before anything is returned. ``"lazy"``: check the metadata now and each chunk of 8 MiB
-        when a tensor that touches it is first read; the leaves are then `Tensor` objects (``np.asarray(t)``,
-        ``t[2:4]``). False: check nothing.
+        when a tensor that touches it is first taken out of the tree (one that stands in a tuple: now). False: check
+        nothing.
     progress
         Called with the bytes checked and their total.
 
@@ -86,17 +87,18 @@ def load_model(
         raise ValueRefusedError(f"verify is {verify!r:.40}; True, 'lazy' or False was expected")
     name = find(path)
     signed = None if key is None or key is False else Key(key)
-    source = FileSource(name, keep_open=verify != "lazy")  # what is read later holds its map, and no descriptor
+    source = FileSource(name)
     try:
         model = open_source(source)
         if model.format != "apsim":
             hint = f"use load_{model.format}" if model.format in ("safetensors", "gguf") else "use open"
             raise UnknownFormatError(name, f"is {model.format}, not .apsim", hint=hint)
         if verify == "lazy":
-            return _tree(model, _lazy(source, model, signed).__getitem__)
-        if verify or signed is not None:
-            verify_model(source, model, Options(signed, progress=progress)).raise_if_failed()
-        tree = _tree(model, Leaves(model).leaf)
+            tree = lazily(_tree(model, _lazy_leaves(source, model, signed)))
+        else:
+            if verify or signed is not None:
+                verify_model(source, model, Options(signed, progress=progress)).raise_if_failed()
+            tree = _tree(model, Leaves(model).leaf)
         model.close()  # the arrays keep the map
         source.close()
         return tree
@@ -105,8 +107,8 @@ def load_model(
         raise
 
 
-def _lazy(source: ByteSource, model: ModelFile, key: Key | None) -> ModelFile:
-    """The model over sources that check what they hand out; what has no chunks is checked now."""
+def _lazy_leaves(source: ByteSource, model: ModelFile, key: Key | None) -> Callable[[str], Any]:
+    """Leaves that are checked when they are read; all that does not wait for that is checked now."""
     if source not in model.sources:
         verify_index_only(source, key)
     elif key is not None:
@@ -114,18 +116,30 @@ def _lazy(source: ByteSource, model: ModelFile, key: Key | None) -> ModelFile:
         part = signature_part(key, claims.signature, [claims.signed], None)
         if part.status != "authentic":
             raise VerificationError(source.name, f"{part.status}: {part.message}", status=part.status)
-    lazy = []
-    for each in model.sources:
-        each.view(0, min(1, each.size))  # the map is made now: a file that is replaced later does not mix with it
-        claims = read_claims(each)
-        failed = [p for p in (metadata_part(claims), table_part(claims)) if p.status == "damaged"]
-        if not failed and claims.chunks is None:
-            failed = [p for p in check_file(each, claims, Options(), lambda n: None).parts if p.status == "damaged"]
-        if failed:
-            raise VerificationError(each.name, f"{failed[0].name} damaged: {failed[0].message}")
-        lazy.append(each if claims.chunks is None else LazySource(each, claims))
-    model.sources = tuple(lazy)
-    return model
+    checks = [_lazy_checks(each) for each in model.sources]
+    leaves = Leaves(model)
+
+    def make(name: str) -> Any:
+        info, q = model.info(leaves.index[name]), model.qparams.get(name)
+        check = checks[info.file]
+        if check is not None:
+            check.check(info.offset, info.nbytes - (q.scale_nbytes if q else 0))
+            if q is not None:
+                check.check(q.scale_offset, q.scale_nbytes)
+        return leaves.leaf(name)
+
+    return lambda name: Later(lambda: make(name))
+
+
+def _lazy_checks(source: ByteSource) -> Lazy | None:
+    """What checks the chunks of a file; None where it has none and was checked whole. Metadata and table: now."""
+    claims = read_claims(source)
+    failed = [p for p in (metadata_part(claims), table_part(claims)) if p.status == "damaged"]
+    if not failed and claims.chunks is None:
+        failed = [p for p in check_file(source, claims, Options(), lambda n: None).parts if p.status == "damaged"]
+    if failed:
+        raise VerificationError(source.name, f"{failed[0].name} damaged: {failed[0].message}")
+    return None if claims.chunks is None else Lazy(source, claims)
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> Any:
