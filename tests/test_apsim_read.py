@@ -362,6 +362,34 @@ def test_user_metadata_of_any_json() -> None:
     }  # fmt: skip
 
 
+CHUNK = 8_388_608
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "chunks", "good"),
+    [
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H, H], "root": H}, True),
+        (2 * CHUNK, {"size": CHUNK, "sha256": [H, H], "root": H}, True),
+        (2 * CHUNK + 1, {"size": CHUNK, "sha256": [H, H], "root": H}, False),
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H], "root": H}, False),
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H, H, H], "root": H}, False),
+        (CHUNK + 1, {"size": CHUNK // 2, "sha256": [H, H, H], "root": H}, False),
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H, H]}, False),
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H, H], "root": H, "more": 1}, False),
+        (CHUNK + 1, {"size": CHUNK, "sha256": [H, "A" * 64], "root": H}, False),
+        (CHUNK, {"size": CHUNK, "sha256": [H], "root": H}, False),
+        (CHUNK + 1, None, True),
+    ],
+)
+def test_form_of_chunks(nbytes: int, chunks: Any, good: bool) -> None:
+    blob = header({"w": ("U8", [nbytes], nbytes)}, **({} if chunks is None else {"chunks": chunks}))
+    if good:
+        assert opened(blob).facts["chunks"] == (2 if chunks else 0)
+    else:
+        with pytest.raises(ModelFileError, match="chunks"):
+            opened(blob)
+
+
 def test_a_plain_file_named_apsim_is_said(tmp_path: Path) -> None:
     path = tmp_path / "model.apsim"
     path.write_bytes(handmade.safetensors([("w", "U8", [1], b"\0")]))

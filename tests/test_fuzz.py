@@ -389,7 +389,8 @@ NESTED = {
     "safetensors": [
         '{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,8]}}',
         '{"w":{"dtype":%s,"shape":[2],"data_offsets":[0,8]}}',
-        '{"w":{"dtype":"F32","shape":[2],"data_offsets":%s}}', '{"w":{"dtype":"F32","shape":[2],"data_offsets":[%s,8]}}',
+        '{"w":{"dtype":"F32","shape":[2],"data_offsets":%s}}',
+        '{"w":{"dtype":"F32","shape":[2],"data_offsets":[%s,8]}}',
         '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":%s}}', '{"w":%s}', '{"__metadata__":%s}',
         '{"__metadata__":{"a":%s}}',
     ],
