@@ -35,7 +35,10 @@ def add_parser(verbs: Any) -> None:
         "--tensor-type", action="append", default=[], metavar="PATTERN=TYPE", dest="rules",
         help="an exception to --dtype, e.g. 'blk.*.attn_v.weight=q6_k'; the last one that matches counts",
     )  # fmt: skip
-    p.add_argument("--block", type=int, metavar="N", help="for .apsim formats: elements of a block (default: a row)")
+    p.add_argument(
+        "--block", type=lambda s: int(s) if s.isdecimal() else s, metavar="N",
+        help="for .apsim formats: elements of a block, or 'axis': a row (default: a row for 8 bits, else 32)",
+    )  # fmt: skip
     p.add_argument("--shard", metavar="SIZE", help="split into files of at most SIZE of data each, e.g. 4GB")
     p.add_argument("--architecture", metavar="NAME", help="for .gguf: general.architecture, which runtimes need")
     p.add_argument("--alignment", type=int, metavar="N", help="for .gguf: of the tensors' data (default 32)")

@@ -1,9 +1,9 @@
 """Metadata, units and tree on their way from one container to another, so that they come back.
 
 Contract (`docs/convert.md` has the table): `carried` takes from an opened model what it says of itself; `to_gguf`,
-`to_strings` and `to_json` give the form of each container. Whatever a container has no place for goes into keys of our
-own (``gguf.types``, ``apsi.json``, ``apsi.metadata``, ``apsi.units``, ``apsi.tree``), from which `carried` restores it.
-`tests/test_carry.py` sends every form through every other.
+`to_strings` and `to_json` give the form of each container. What a container has no place for goes into keys of our own
+(``gguf.types``, ``apsi.json``, ``apsi.keys``, ``apsi.metadata``, ``apsi.units``, ``apsi.tree``), from which `carried`
+restores it. `tests/test_carry.py` sends every form through every other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     Typed = list[tuple[str, Value]]
 
-TYPES, TEXTS, UNIT_TABLE, SYMBOLS = "gguf.types", "apsi.json", "apsi.units", "apsi.unit_symbols"
+TYPES, TEXTS, ORDER = "gguf.types", "apsi.json", "apsi.keys"
+UNIT_TABLE, SYMBOLS = "apsi.units", "apsi.unit_symbols"
 # They describe how one GGUF file stores its tensors; another file states its own.
 OF_THE_FILE = ("general.alignment", "general.file_type", "general.quantization_version")
 _TYPE = re.compile(r"ARRAY\[(.*)\]")
@@ -99,7 +100,7 @@ def _from_strings(model: ModelFile) -> Carried:
     types = loose.pop(TYPES, None)
     texts = loose.pop(TEXTS, None)
     units, symbols, tree = (loose.pop(k, None) for k in (UNIT_TABLE, SYMBOLS, TREE))
-    whole = loose.pop(METADATA, None)
+    whole, order = loose.pop(METADATA, None), loose.pop(ORDER, None)
     typed: Typed = []
     if types is not None:
         kinds = _json(types, path, TYPES, dict)
@@ -112,6 +113,9 @@ def _from_strings(model: ModelFile) -> Carried:
             loose[key] = _json(loose[key], path, key)
     if whole is not None:
         loose |= _json(whole, path, METADATA, dict)
+    if order is not None:
+        named = [k for k in map(str, _json(order, path, ORDER, list)) if k in loose]
+        loose = {**{k: loose[k] for k in named}, **loose}
     present = bool(model.facts.get("metadata present", loose))
     return Carried(typed, loose, present, _units(units, symbols, model), _tree(tree, model))
 
@@ -304,6 +308,7 @@ def to_strings(c: Carried, skeleton: Any) -> tuple[dict[str, str] | None, list[K
     extra = {
         TYPES: {k: type_text(v) for k, v in typed},
         TEXTS: texts,
+        ORDER: list(c.loose) if texts and list(c.loose) != sorted(c.loose) else [],  # strings alone have no order
         UNIT_TABLE: {k: unit_entry(u) for k, u in sorted(c.units.items())},
         SYMBOLS: {k: u.symbol for k, u in sorted(c.units.items()) if u.symbol is not None},
     }

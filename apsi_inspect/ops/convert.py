@@ -38,7 +38,7 @@ def convert(
     *,
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
-    block: int | None = None,
+    block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
     force: bool = False,
@@ -68,7 +68,8 @@ def convert(
     tensor_types
         Exceptions to `dtype`: ``["blk.*.attn_v.weight=q6_k"]`` or a dict; the last one that matches counts.
     block
-        For .apsim formats: elements of a block along the last axis; None: one scale a row.
+        For .apsim formats: elements of a block along the last axis, as in `quantize`: None is a row for 8 bits, else
+        32; ``"axis"`` is a row.
     architecture, alignment
         For GGUF, as in `save_gguf`.
     force
@@ -115,7 +116,7 @@ def prepared(
     *,
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
-    block: int | None = None,
+    block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
     force: bool = False,

@@ -48,7 +48,7 @@ class FilePlan(NamedTuple):
 
 
 def items_of(
-    planned: Sequence[Planned], pipeline: Pipeline, overflows: Overflows, container: str, block: int | None
+    planned: Sequence[Planned], pipeline: Pipeline, overflows: Overflows, container: str, block: int | str | None
 ) -> list[Item]:
     """The tensors as a file of the safetensors family holds them; quantized ones as codes and scales."""
     out = []
@@ -60,7 +60,7 @@ def items_of(
     return out
 
 
-def _scaled_item(p: Planned, pipeline: Pipeline, block: int | None) -> Item:
+def _scaled_item(p: Planned, pipeline: Pipeline, block: int | str | None) -> Item:
     fmt = p.choice.encoding.name
     name = p.source.name
     if isinstance(p.source, ScaledInput) and p.source.encoding.name == fmt:

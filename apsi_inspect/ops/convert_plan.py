@@ -42,7 +42,7 @@ class Options(NamedTuple):
     asked: Encoding | None
     rules: Rules | None
     limit: int | None
-    block: int | None
+    block: int | str | None
     architecture: str | None
     alignment: int | None
     by: Signer | None
@@ -81,7 +81,8 @@ def plan(model: ModelFile, o: Options) -> Conversion:
     if incomplete is not None:
         raise ModelFileError(model.path, incomplete.message, hint="all parts are needed to convert it")
     said = carry.carried(model)
-    names = _names(model, said.skeleton)
+    aside = {name for affine in model.affine.values() for name in affine.companions}
+    names = [name for name in _names(model, said.skeleton) if name not in aside]
     by_rule = assign(names, parse_rules(o.rules, o.container))
     planned = [_plan_tensor(model, name, by_rule.get(name, o.asked), name in by_rule, o, said) for name in names]
     return (_to_gguf if o.container == "gguf" else _to_family)(model, planned, said, o)
@@ -113,8 +114,11 @@ def _plan_tensor(
     tensor = model[name]
     if o.container != "gguf" and (name == "__metadata__" or (o.container == "apsim" and name.endswith("__qscale"))):
         raise ValueRefusedError(f"tensor {quote(name)}: {o.container} uses that name itself")
-    choice = choose(name, tensor.info.encoding, tensor.shape, o.container, asked, ruled)
-    return Planned(input_of(tensor), choice, said.units.get(name), tensor.nbytes)
+    source = input_of(tensor)
+    choice = choose(name, source.encoding, tensor.shape, o.container, asked, ruled)
+    if tensor.affine is not None and choice.action == "kept":
+        choice = choice._replace(action="expanded", reason="codes become the values they stand for")
+    return Planned(source, choice, said.units.get(name), tensor.nbytes)
 
 
 def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: Options) -> Conversion:

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..encodings import Encoding
 from ..encodings.encode import encode
-from ..encodings.encode_scaled import quantize_scaled
+from ..encodings.encode_scaled import ScaledCodes, quantize_scaled
 from ..encodings.run import aligned_empty, numpy_dtype
 from ..encodings.scaled import CODE_DTYPE, PACKING
 from ..errors import ValueRefusedError, quote
+from .quantize import DEFAULT_BLOCK, WHOLE_AXIS, fp8, fp8_e5m2, int8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,22 +126,33 @@ def _check_special(
         overflows.note(name, encoding, found)
 
 
+def _block(fmt: str, block: int | str | None) -> int | None:
+    """The length that `quantize` takes by default or by word."""
+    if isinstance(block, int) and block >= 1:
+        return block
+    if block is None:
+        return None if fmt in (int8, fp8, fp8_e5m2) else DEFAULT_BLOCK
+    if block == WHOLE_AXIS:
+        return None
+    raise ValueRefusedError(f"block is {block!r:.40}; a number, None or 'axis' was expected")
+
+
 class ScaledMaker:
     """Codes and scales of one tensor in an .apsim format, made separately from the same values.
 
     Parameters
     ----------
     fmt, block
-        Format, and elements of a block along the last axis (None: one scale a row).
+        Format, and elements of a block along the last axis; as in `quantize`.
     """
 
-    def __init__(self, source: Input, fmt: str, block: int | None) -> None:
+    def __init__(self, source: Input, fmt: str, block: int | str | None) -> None:
         self.source, self.fmt = source, fmt
         self.exact = EXACT.get(source.encoding.name) == fmt
         self.same = source.encoding.name == fmt  # kept: the file's own codes and scales
         shape = source.shape
         self.row = shape[-1] if shape else 1
-        self.block = _EXACT_BLOCK if self.exact else block
+        self.block = _EXACT_BLOCK if self.exact else _block(fmt, block)
         step = self.row if self.block is None else min(self.block, max(self.row, 1))
         self.per_row = -(-self.row // step) if step else 0
         codes, nbytes = {"none": (1, 1), "nibble": (2, 1), "bits6": (4, 3)}[PACKING[fmt]]
@@ -172,7 +184,8 @@ class ScaledMaker:
     def codes(self, a: int, b: int) -> Any:
         """Packed codes of a range."""
         if not self.exact:
-            return quantize_scaled(*self._values(a, b)).codes
+            codes = self._quantized(a, b).codes
+            return codes.reshape(-1).view(np.uint8)
         blocks = np.frombuffer(self.source.raw(a, b), np.uint8).reshape(-1, self.source.encoding.block_bytes)
         if self.fmt == "int8":
             return np.ascontiguousarray(blocks[:, 2:])
@@ -184,14 +197,14 @@ class ScaledMaker:
     def scales(self, a: int, b: int) -> Any:
         """Scales of a range."""
         if not self.exact:
-            scale = quantize_scaled(*self._values(a, b)).scale
+            scale = self._quantized(a, b).scale
             assert scale is not None
             return scale.astype("<f4", copy=False).reshape(-1).view(np.uint8)
         blocks = np.frombuffer(self.source.raw(a, b), np.uint8).reshape(-1, self.source.encoding.block_bytes)
         return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype("<f4").reshape(-1).view(np.uint8)
 
-    def _values(self, a: int, b: int) -> tuple[Any, str, int, int | None]:
-        values = self.source.read(a, b)
+    def _quantized(self, a: int, b: int) -> ScaledCodes:
+        values, name = self.source.read(a, b), self.source.name
         if (b - a) % self.row == 0:
-            return values.reshape(-1, self.row), self.fmt, 1, self.block
-        return values, self.fmt, 0, self.block
+            return quantize_scaled(values.reshape(-1, self.row), self.fmt, 1, self.block, name=name, threads=1)
+        return quantize_scaled(values, self.fmt, 0, self.block, name=name, threads=1)
