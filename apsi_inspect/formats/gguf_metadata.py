@@ -157,14 +157,13 @@ class Cursor:
             buf, pos = self._buf, self._pos
             if scan is not None:
                 pos, count = scan.skip_strings(buf, pos, count)
-            last = len(buf) - word
-            for done in range(count):
-                if pos > last:
-                    count -= done
-                    break
-                pos += word + unpack(buf, pos)[0]
-            else:
+            done = 0
+            try:
+                for done in range(count):
+                    pos += word + unpack(buf, pos)[0]
                 count = 0
+            except (struct.error, OverflowError):  # beyond the window
+                count -= done
             self.seek(self._base + pos, what)
 
 
