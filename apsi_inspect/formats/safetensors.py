@@ -253,7 +253,8 @@ def _split_metadata(pairs: tuple[Any, ...], file: str) -> tuple[dict[str, str] |
 def _json_type(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return {int: "a number", float: "a number", str: "a string", list: "an array", tuple: "an object"}[type(value)]
+    words = {int: "a number", float: "a number", str: "a string", list: "an array", tuple: "an object", dict: "an object"}
+    return words[type(value)]
 
 
 def _entry(name: str, body: Any, file: str) -> tuple[Any, Any, Any]:
