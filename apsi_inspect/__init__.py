@@ -41,6 +41,7 @@ _PUBLIC = {
     "load_model": ".ops.load",
     "load_safetensors": ".ops.load",
     "model_info": ".ops.info",
+    "onnx_model": ".ops.onnx",
     "open": ".ops.open",
     "quantize": ".ops.quantize",
     "quantize_model": ".ops.quantize",

@@ -38,6 +38,7 @@ from .ops.info import model_info as model_info
 from .ops.info import safetensors_info as safetensors_info
 from .ops.load import load_model as load_model
 from .ops.load import load_safetensors as load_safetensors
+from .ops.onnx import onnx_model as onnx_model
 from .ops.open import open as open
 from .ops.quantize import (
     bf16 as bf16,

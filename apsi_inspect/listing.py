@@ -260,7 +260,7 @@ def rows(model: ModelFile, tensors: str | None = None, sort: str | None = None) 
     """
     c = model.columns
     files = [os.path.basename(f) for f in model.files]
-    aside = companions(c.names)
+    aside = companions(c.names).union(*(a.companions for a in model.affine.values()))
     seen: set[tuple[int, int, int]] = set()
     out = []
     for i in range(len(c.names)):
@@ -269,7 +269,7 @@ def rows(model: ModelFile, tensors: str | None = None, sort: str | None = None) 
         role = "companion" if info.name in aside else "tied" if info.nbytes and place in seen else ""
         seen.add(place)
         numel = prod(info.shape)
-        q = info.qparams
+        q = info.qparams or info.affine
         out.append(
             Row(
                 info.name,

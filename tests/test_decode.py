@@ -237,6 +237,9 @@ def test_plain_values_are_views(name: str) -> None:
         assert not found.flags.writeable
         assert found.base is not None
         assert found.tobytes() == raw.tobytes()
+    elif name == "C32":
+        halves = raw.view(np.float16).astype(np.float32)
+        assert np.array_equal(found.view(np.float32).reshape(-1), halves, equal_nan=True)
     else:
         width = 8 * e.block_bytes // e.block_size
         assert found.view(np.uint8).reshape(-1).tolist() == naive.unpack(raw.tobytes(), width, count)

@@ -51,6 +51,11 @@ class Encoding(NamedTuple):
         """True for the ggml block formats, whose blocks run along the last axis and never span rows."""
         return self.kind == "block"
 
+    @property
+    def is_packed(self) -> bool:
+        """True for plain values that share bytes, of which the last byte may be padded (ONNX)."""
+        return self.block_size > 1 and self.kind not in ("block", "scaled")
+
     def nbytes(self, numel: int) -> int | None:
         """Bytes of `numel` elements, or None where they do not fill whole blocks."""
         blocks, rest = divmod(numel, self.block_size)

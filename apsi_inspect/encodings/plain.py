@@ -1,6 +1,7 @@
 """The plain dtypes: one element (or the fewest that fill whole bytes) a block.
 
-Names are those of safetensors 0.8 (`docs/formats.md`, 1.2), and the complex type that PyTorch adds.
+Names are those of safetensors 0.8 (`docs/formats.md`, 1.2); C32, C128 and the integers of 2 and 4 bits, which PyTorch
+and ONNX add, are named after the same pattern.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ PLAIN: tuple[Encoding, ...] = (
     Encoding("F4", 2, 1, "float4_e2m1fn", "float", "floats:unpack_nibbles"),
     Encoding("F6_E2M3", 4, 3, "float6_e2m3fn", "float", "floats:unpack_bits6"),
     Encoding("F6_E3M2", 4, 3, "float6_e3m2fn", "float", "floats:unpack_bits6"),
+    Encoding("I4", 2, 1, "int4", "int", "floats:unpack_nibbles"),
+    Encoding("U4", 2, 1, "uint4", "uint", "floats:unpack_nibbles"),
+    Encoding("I2", 4, 1, "int2", "int", "floats:unpack_crumbs"),
+    Encoding("U2", 4, 1, "uint2", "uint", "floats:unpack_crumbs"),
     _word("U8", 1, "uint8", "uint"),
     _word("I8", 1, "int8", "int"),
     _word("F8_E5M2", 1, "float8_e5m2", "float"),
@@ -33,6 +38,8 @@ PLAIN: tuple[Encoding, ...] = (
     _word("I32", 4, "int32", "int"),
     _word("U32", 4, "uint32", "uint"),
     _word("F32", 4, "float32", "float"),
+    # Two halves; values come as complex64, as NumPy has nothing smaller.
+    Encoding("C32", 1, 4, "complex64", "complex", "floats:widen_c32", None, ((0, 2, 2),)),
     _word("C64", 8, "complex64", "complex"),
     _word("F64", 8, "float64", "float"),
     _word("I64", 8, "int64", "int"),

@@ -51,6 +51,8 @@ def _extra(encoding: Encoding) -> tuple[Any, ...]:
 def _check(encoding: Encoding, raw: NDArray[np.uint8], numel: int) -> int:
     """The number of blocks; refuses bytes that are not exactly `numel` elements."""
     expected = encoding.nbytes(numel)
+    if expected is None and encoding.is_packed:
+        expected = -(-numel * encoding.block_bytes // encoding.block_size)
     if expected is None:
         raise ValueRefusedError(
             f"{numel} elements do not fill whole {encoding.name} blocks of {encoding.block_size}"
@@ -58,6 +60,19 @@ def _check(encoding: Encoding, raw: NDArray[np.uint8], numel: int) -> int:
     if raw.size != expected:
         raise ValueRefusedError(f"{numel} elements of {encoding.name} take {expected} bytes, got {raw.size}")
     return numel // encoding.block_size
+
+
+def _decode_rest(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[Any]) -> None:
+    """The elements of a last block that is not full, by way of a full one."""
+    import numpy as np
+
+    rest = flat.size % encoding.block_size
+    block = np.zeros(encoding.block_bytes, np.uint8)
+    tail = data[flat.size // encoding.block_size * encoding.block_bytes :]
+    block[: tail.size] = tail
+    values = np.empty(encoding.block_size, flat.dtype)
+    decode_into(encoding, block, values, threads=1)
+    flat[flat.size - rest :] = values[:rest]
 
 
 def swap_fields(encoding: Encoding, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -109,6 +124,10 @@ def decode_into(
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueRefusedError("out must be a writable C-contiguous array")
     flat = out.reshape(-1)
+    if out.size % encoding.block_size:
+        _decode_rest(encoding, data, flat)
+        data = data[: blocks * encoding.block_bytes]
+        flat = flat[: blocks * encoding.block_size]
     if out.dtype != numpy_dtype(encoding.dtype):
         if out.dtype != np.float32 or encoding.name not in _WIDEN:
             raise ValueRefusedError(f"{encoding.name} decodes to {encoding.dtype}, not to {out.dtype}")
@@ -141,15 +160,16 @@ def _copy(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[Any], swap:
 
 
 def _decode(encoding: Encoding, data: NDArray[np.uint8], flat: NDArray[Any], swap: bool) -> Range:
-    """A block format, or packed codes to one code a byte."""
+    """A block format, packed codes to one code a byte, or complex halves to floats."""
     import numpy as np
 
     assert encoding.decode is not None
     f, extra = kernel(encoding.decode), _extra(encoding)
-    target = flat if encoding.is_block else flat.view(np.uint8)
+    parts = encoding.kind == "complex"
+    target = flat if encoding.is_block else flat.view(np.float32 if parts else np.uint8)
     if not (swap and encoding.swap):
         return lambda a, b: f(data, target, a, b, *extra)
-    size, nbytes, step = encoding.block_size, encoding.block_bytes, STEP // encoding.block_size
+    size, nbytes, step = encoding.block_size + parts, encoding.block_bytes, STEP // encoding.block_size
 
     def run(a: int, b: int) -> None:
         for i in range(a, b, step):

@@ -20,6 +20,7 @@ _REGISTRY = (
     ("apsim", "APSIM", b""),
     ("safetensors", "SAFETENSORS", b""),
     ("torch", "TORCH", b""),
+    ("onnx", "ONNX", b""),
     ("sharded", "INDEX", b""),
 )
 

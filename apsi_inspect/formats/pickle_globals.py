@@ -126,22 +126,23 @@ KNOWN: frozenset[str] = frozenset(f"{module}.{name}" for module, names in _KNOWN
 # Modules of which any name is a way to run code, open files or connections; with everything below them. Also functions.
 DANGEROUS_MODULES = frozenset(
     (
-        "os posix nt posixpath ntpath subprocess _posixsubprocess sys socket _socket socketserver ssl shutil runpy pty "
-        "pdb bdb ctypes _ctypes cffi asyncio webbrowser pip ensurepip pickle _pickle cloudpickle dill joblib "
+        "os posix nt posixpath ntpath subprocess _posixsubprocess sys socket _socket socketserver ssl shutil runpy "
+        "pty pdb bdb ctypes _ctypes cffi asyncio webbrowser pip ensurepip pickle _pickle cloudpickle dill joblib "
         "jsonpickle marshal timeit cProfile profile trace urllib requests httpx aiohttp http https httplib ftplib "
-        "telnetlib smtplib imaplib poplib xmlrpc uuid venv pydoc pkgutil importlib imp zipimport code codeop commands popen2 "
-        "multiprocessing _thread signal atexit compileall py_compile idlelib lib2to3 doctest distutils setuptools "
-        "pkg_resources site fileinput fcntl termios readline rlcompleter cmd antigravity sqlite3 shelve dbm "
-        "functools.partial functools.reduce operator _operator io _io _pyio codecs _codecs linecache logging.config "
-        "logging.FileHandler logging.handlers types.CodeType types.FunctionType types.MethodType threading.Thread "
-        "copyreg.extension numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save numpy.memmap numpy.lib.npyio "
-        "numpy.ctypeslib numpy.distutils pandas.io pandas.eval pandas.core.computation torch.load torch.save torch.hub "
-        "torch.serialization torch.jit.load torch.jit.unsupported_tensor_ops torch.utils.collect_env "
-        "torch.utils._config_module torch.utils.cpp_extension torch.utils.bottleneck torch._inductor torch._dynamo "
-        "torch.fx.graph_module torch.fx.experimental torch.storage._load_from_bytes torch.package torch.ops "
-        "torch.classes torch.testing torch.compile torch.multiprocessing huggingface_hub IPython ipykernel fsspec s3fs "
-        "boto3 paramiko fabric invoke sh plumbum pexpect ptyprocess psutil win32api win32com winreg _winapi msvcrt "
-        "yaml ruamel jinja2 mako sympy.parsing sympy.sympify keras.models tensorflow.keras.models"
+        "telnetlib smtplib imaplib poplib xmlrpc uuid venv pydoc pkgutil importlib imp zipimport code codeop commands "
+        "popen2 multiprocessing _thread signal atexit compileall py_compile idlelib lib2to3 doctest distutils "
+        "setuptools pkg_resources site fileinput fcntl termios readline rlcompleter cmd antigravity sqlite3 shelve "
+        "dbm functools.partial functools.reduce operator _operator io _io _pyio codecs _codecs linecache "
+        "logging.config logging.FileHandler logging.handlers types.CodeType types.FunctionType types.MethodType "
+        "threading.Thread copyreg.extension numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save "
+        "numpy.memmap numpy.lib.npyio numpy.ctypeslib numpy.distutils pandas.io pandas.eval pandas.core.computation "
+        "torch.load torch.save torch.hub torch.serialization torch.jit.load torch.jit.unsupported_tensor_ops "
+        "torch.utils.collect_env torch.utils._config_module torch.utils.cpp_extension torch.utils.bottleneck "
+        "torch._inductor torch._dynamo torch.fx.graph_module torch.fx.experimental torch.storage._load_from_bytes "
+        "torch.package torch.ops torch.classes torch.testing torch.compile torch.multiprocessing huggingface_hub "
+        "IPython ipykernel fsspec s3fs boto3 paramiko fabric invoke sh plumbum pexpect ptyprocess psutil win32api "
+        "win32com winreg _winapi msvcrt yaml ruamel jinja2 mako sympy.parsing sympy.sympify keras.models "
+        "tensorflow.keras.models"
     ).split()
 )
 # builtins that are no type or constant

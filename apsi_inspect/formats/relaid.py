@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_EXPANDED = 1 << 30
 
 
-class _Relaid:
+class Relaid:
     """What the sources of this module share: a range is checked, then made."""
 
     def __init__(self, name: str, offset: int, nbytes: int) -> None:
@@ -46,7 +46,7 @@ class _Relaid:
         """Nothing to release."""
 
 
-class StridedSource(_Relaid):
+class StridedSource(Relaid):
     """A tensor with strides over a range of another source.
 
     Parameters
@@ -124,7 +124,7 @@ def _transformed(part: Any, dtype: str, conj: bool, neg: bool) -> Any:
     return -values if neg else values
 
 
-class InflatedSource(_Relaid):
+class InflatedSource(Relaid):
     """A deflated member of a ZIP archive, unpacked when it is read; one at a time is kept.
 
     Its offsets begin at the member's place in the file.
@@ -150,7 +150,7 @@ class InflatedSource(_Relaid):
 _kept: InflatedSource | None = None
 
 
-class HeldSource(_Relaid):
+class HeldSource(Relaid):
     """Bytes that were read with the header: an array inside a pickle."""
 
     def __init__(self, name: str, offset: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, b
 from ..model import Finding, ModelFile
 from ..source import FileSource
 from ..tree import TreeError, prefix_conflict, unmark
-from . import apsim, safetensors
+from . import apsim, safetensors, torch_shards
 from .base import Format, first_duplicate, join_columns, load_json, plain_file_name, unique
 
 TYPE_CHECKING = False
@@ -39,7 +39,10 @@ def read(source: ByteSource) -> ModelFile:
     metadata = index.get("metadata")
     if isinstance(metadata, dict) and metadata.get("format") == "apsi-model":
         return _read_apsim(source, metadata, weight_map)
-    return _read_safetensors(source, metadata if isinstance(metadata, dict) else {}, weight_map)
+    plain = metadata if isinstance(metadata, dict) else {}
+    if weight_map and all(shard.endswith(torch_shards.ENDINGS) for shard in weight_map.values()):
+        return torch_shards.read_shards(source, plain, weight_map, open_shard, _check_map)
+    return _read_safetensors(source, plain, weight_map)
 
 
 def load_index(source: ByteSource) -> dict[str, Any]:

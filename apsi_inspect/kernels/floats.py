@@ -55,6 +55,22 @@ def unpack_nibbles(raw, out, b0, b1):
 
 
 @kernel
+def unpack_crumbs(raw, out, b0, b1):
+    """Four codes of two bits a byte, the first in the low bits."""
+    for i in range(b0, b1):
+        for k in range(4):
+            out[4 * i + k] = (raw[i] >> U8(2 * k)) & U8(3)
+
+
+@kernel
+def widen_c32(raw, out, b0, b1):
+    """Complex numbers of two halves: real and imaginary part, to float32 each."""
+    p = raw.ctypes.data
+    for i in range(2 * b0, 2 * b1):
+        out[i] = half_at(p + 2 * i)
+
+
+@kernel
 def unpack_bits6(raw, out, b0, b1):
     """Four codes in three bytes, a little-endian stream of bits."""
     for i in range(b0, b1):

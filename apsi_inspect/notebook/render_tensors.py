@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..encodings.affine import Affine
     from ..model import Tensor
     from ..parts import Inline, Part
     from ..table import TensorTable
@@ -32,7 +33,7 @@ def tensor_parts(tensor: Tensor) -> Stack:
         ("elements", grouped(tensor.numel)),
         ("stored", human_size(info.nbytes)),
         ("bits per weight", f"{tensor.bpw:.2f}"),
-        ("values as", info.encoding.dtype),
+        ("values as", "float32" if info.affine else info.encoding.dtype),
         ("offset", str(info.offset)),
         ("file", code(os.path.basename(tensor.source.name))),
     ]
@@ -42,7 +43,22 @@ def tensor_parts(tensor: Tensor) -> Stack:
         q = info.qparams
         along = "whole tensor" if q.axis is None else f"axis {q.axis}, {block_text(q.block)}"
         chips += [("scales", along), ("packing", q.packing)]
+    if info.affine is not None:
+        chips += _affine(info.affine)
     return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips), *_values(tensor)])
+
+
+def _affine(affine: Affine) -> list[tuple[str, Inline]]:
+    """Where scale and zero point of integer codes come from."""
+
+    def text(value: object) -> Inline:
+        return code(str(getattr(value, "name", value)), 60)
+
+    along = "whole tensor" if affine.axis is None else f"axis {affine.axis}"
+    if affine.block is not None:
+        along += f", {block_text(affine.block)}"
+    zero = [("zero point", text(affine.zero_point))] if affine.zero_point is not None else []
+    return [("scale", text(affine.scale)), *zero, ("scales", along)]
 
 
 def _values(tensor: Tensor) -> list[Part]:

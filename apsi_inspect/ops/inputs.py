@@ -138,10 +138,15 @@ class FileInput:
         return even_cuts(self._numel, lcm(block, self.encoding.block_size))
 
     def _bytes(self, a: int, b: int) -> NDArray[np.uint8]:
-        size, nbytes = self.encoding.block_size, self.encoding.block_bytes
-        out = SCRATCH.bytes("raw", -(-b // size) * nbytes - a // size * nbytes)
-        fill(self._tensor.source, self._tensor.offset + a // size * nbytes, out)
+        first, last = self._range(a, b)
+        out = SCRATCH.bytes("raw", last - first)
+        fill(self._tensor.source, first, out)
         return out
+
+    def _range(self, a: int, b: int) -> tuple[int, int]:
+        """Where the bytes of elements [a, b) stand; the last byte of packed values may be padded."""
+        size, nbytes, begin = self.encoding.block_size, self.encoding.block_bytes, self._tensor.offset
+        return begin + a // size * nbytes, begin + -(-b * nbytes // size)
 
     def read(self, a: int, b: int) -> NDArray[Any]:
         """See `Input`."""
@@ -156,9 +161,8 @@ class FileInput:
         """See `Input`."""
         if self._swap:
             return swap_fields(self.encoding, self._bytes(a, b))
-        size, nbytes = self.encoding.block_size, self.encoding.block_bytes
-        first = a // size * nbytes
-        return self._tensor.source.read_at(self._tensor.offset + first, -(-b // size) * nbytes - first)
+        first, last = self._range(a, b)
+        return self._tensor.source.read_at(first, last - first)
 
 
 class ScaledInput:
@@ -262,4 +266,8 @@ class ScaledInput:
 
 def input_of(tensor: Tensor, name: str | None = None) -> Input:
     """The input for a tensor of an opened file."""
+    if tensor.affine is not None:
+        from .affine import AffineInput
+
+        return AffineInput(tensor, name)
     return ScaledInput(tensor, name) if tensor.qparams is not None else FileInput(tensor, name)

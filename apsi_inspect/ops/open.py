@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _HEAD = 65_536
 _MODEL_ENDINGS = (".safetensors", ".gguf", ".apsim")
+_OTHER_ENDINGS = (".onnx", ".pt", ".pth", ".ckpt")  # only where a folder has none of the above
+_NONE = "not a safetensors, GGUF, .apsim, PyTorch or ONNX file"
 # What a file that is no model file often turns out to be, and what to say of it.
 _STRANGERS = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
@@ -45,7 +47,8 @@ def open(path: str | os.PathLike[str], format: str | None = None) -> ModelFile:
     path
         A file, the index of a sharded checkpoint, any part of a split GGUF, or a folder that holds one of these.
     format
-        Read as this format (``"safetensors"``, ``"gguf"``, ``"apsim"``) instead of finding out from the content.
+        Read as this format (``"safetensors"``, ``"gguf"``, ``"apsim"``, ``"pytorch"``, ``"onnx"``) instead of finding
+        out from the content.
 
     Returns
     -------
@@ -106,7 +109,7 @@ def stranger(source: ByteSource, head: bytes) -> ModelFileError:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     for magic, what, hint in _STRANGERS:
         if start[: len(magic)].lower() == magic.lower():
-            return UnknownFormatError(source.name, f"not a safetensors, GGUF or .apsim file: it {what}", hint=hint)
+            return UnknownFormatError(source.name, f"{_NONE}: it {what}", hint=hint)
     if source.name.lower().endswith((".safetensors", ".apsim")) or (len(head) > 8 and head[8:9] == b"{"):
         from ..formats import safetensors
 
@@ -114,9 +117,16 @@ def stranger(source: ByteSource, head: bytes) -> ModelFileError:
             safetensors.parse_header(source)
         except ModelFileError as exc:
             return exc
+    if source.name.lower().endswith(".onnx"):
+        from ..formats import onnx
+
+        try:
+            onnx.read(source)
+        except ModelFileError as exc:
+            return exc
     return UnknownFormatError(
         source.name,
-        f"not a safetensors, GGUF or .apsim file: it begins with {bytes(head[:8])!r}, which is no known magic",
+        f"{_NONE}: it begins with {bytes(head[:8])!r}, which is no known magic",
     )
 
 
@@ -133,7 +143,10 @@ def find_in_folder(folder: str) -> str:
     files = [n for n in entries if n.lower().endswith(_MODEL_ENDINGS)]
     splits = [n for n in files if n.endswith(".gguf") and "-00001-of-" in n]
     whole = [n for n in files if not _is_numbered(n)]
-    for group in (indexes, splits + whole, files):
+    pickled = [n for n in entries if n.endswith(".bin.index.json")]
+    weights = [n for n in entries if n.startswith("pytorch_model") and n.endswith(".bin")]
+    others = weights + [n for n in entries if n.lower().endswith(_OTHER_ENDINGS)]
+    for group in (indexes, splits + whole, files, pickled, others):
         if len(group) == 1:
             return os.path.join(folder, group[0])
         if group:

@@ -43,11 +43,24 @@ def _scales(tensor: Tensor) -> NDArray[np.float32] | None:
 def read_tensor(tensor: Tensor, out: NDArray[Any] | None = None) -> NDArray[Any]:
     """All values: a read-only view of the file where the bytes are the values, else a new array (or `out`)."""
     q = tensor.qparams
+    if tensor.affine is not None:
+        return _affine(tensor, out)
     if q is not None:
         return decode_scaled(
             tensor.encoding, tensor.raw(), _scales(tensor), tensor.shape, q.axis, q.block, q.packing, out
         )
     return decode(tensor.info.encoding, tensor.raw(), tensor.shape, out=out, swap=_swapped(tensor))
+
+
+def _affine(tensor: Tensor, out: NDArray[Any] | None) -> NDArray[Any]:
+    """Codes with a scale and a zero point, as the values they stand for."""
+    from .affine import affine_values
+
+    values = affine_values(tensor).reshape(tensor.shape)
+    if out is None:
+        return values
+    out[...] = values
+    return out
 
 
 def read_part(tensor: Tensor, key: Any) -> NDArray[Any]:
@@ -75,7 +88,7 @@ def _index(values: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
 
 def _plain_part(tensor: Tensor, key: tuple[Any, ...]) -> NDArray[Any]:
     """Whole-byte values are indexed in place; packed ones and quantized tensors are decoded by rows first."""
-    if tensor.qparams is None and tensor.info.encoding.decode is None:
+    if tensor.affine is not None or (tensor.qparams is None and tensor.info.encoding.decode is None):
         return _index(read_tensor(tensor), key)
     bounds = _bounds(tensor.shape, key)
     rows = _rows_of(tensor)
@@ -171,16 +184,20 @@ def stream(tensor: Tensor, chunk: int = STREAM, *, widen: bool = False) -> Itera
     if tensor.qparams is not None:
         yield from _stream_rows(tensor, chunk)
         return
-    raw = tensor.raw()
     step = max(1, chunk // encoding.block_size) * encoding.block_size
+    if tensor.affine is not None:
+        from .affine import affine_values
+
+        yield from (affine_values(tensor, i, min(i + step, n)) for i in range(0, n, step))
+        return
+    raw = tensor.raw()
     small = widen and encoding.kind in ("float", "block") and encoding.dtype not in ("float32", "float64")
     buffer = aligned_empty((min(step, n),), "float32") if small or (widen and encoding.is_block) else None
     for i in range(0, n, step):
         count = min(step, n - i)
-        a, nbytes = i // encoding.block_size * encoding.block_bytes, encoding.nbytes(count)
-        assert nbytes is not None  # the reader has checked that the tensor fills whole blocks
+        a, z = (-(-e * encoding.block_bytes // encoding.block_size) for e in (i, i + count))
         out = None if buffer is None else buffer[:count]
-        yield decode(encoding, raw[a : a + nbytes], (count,), out=out, swap=_swapped(tensor))
+        yield decode(encoding, raw[a:z], (count,), out=out, swap=_swapped(tensor))
 
 
 def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
@@ -193,12 +210,16 @@ def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
         yield rows(i, min(i + step, tensor.shape[0])).reshape(-1)
 
 
+def _dtype(tensor: Tensor) -> str:
+    return "float32" if tensor.affine is not None else tensor.info.encoding.dtype
+
+
 def tensor_stats(tensor: Tensor) -> TensorStats:
     """Statistics of the values, streamed; kept with the tensor."""
     if tensor.kept_stats is None:
         from .stats import compute_stats
 
-        tensor.kept_stats = compute_stats(stream(tensor, widen=True), dtype=tensor.info.encoding.dtype)
+        tensor.kept_stats = compute_stats(stream(tensor, widen=True), dtype=_dtype(tensor))
     return tensor.kept_stats
 
 

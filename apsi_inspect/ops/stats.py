@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Bins = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]  # lowest, highest value, how many
 
 
+_SMALL_INTEGERS = ("int4", "uint4", "int2", "uint2")  # of ml_dtypes, one a byte
+
+
 @dataclass(frozen=True, slots=True)
 class TensorStats:
     """What one pass over a tensor's values found.
@@ -117,9 +120,12 @@ def compute_stats(
     stream = iter([values] if isinstance(values, np.ndarray) else values)
     first = next(stream, np.empty(0, np.float32))
     name = first.dtype.name if dtype is None else dtype
-    parts = _flat(first, stream)
+    if name in _SMALL_INTEGERS:
+        bytes_ = (x.reshape(-1).astype(np.int8) for x in chain([first], stream))
+        return _wide(bytes_, integer=True, smallest=0.0)
     if first.dtype.kind == "c":
         raise ValueRefusedError("statistics of complex values are not defined; take the real or imaginary part")
+    parts = _flat(first, stream)
     if first.dtype.kind in "iub" or first.dtype == np.float64:
         return _wide(parts, integer=first.dtype.kind in "iub", smallest=_smallest_normal(name))
     return _float32(parts, _smallest_normal(name), threads)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONTAINERS = {".gguf": "gguf", ".safetensors": "safetensors", ".apsim": "apsim"}
 # What GGUF has no type for -> the narrowest that holds every value
 _WIDER = {"BOOL": "I8", "U8": "I16", "U16": "I32", "U32": "I64", "U64": "I64"}
+_SMALL = {"I4": "I8", "U4": "I8", "I2": "I8", "U2": "I8", "C32": "C64"}  # what no container of ours has a type for
 _NUMPY_NAMES = {e.dtype: e.name for e in ENCODINGS.values() if e.kind == "float"} | {"half": "F16", "float": "F32"}
 
 
@@ -153,10 +154,11 @@ def choose(
 def _not_float(name: str, encoding: Encoding, container: str) -> Choice:
     if encoding.name in (TYPE_IDS if container == "gguf" else DTYPES):
         return Choice(encoding, "kept")
-    wider = _WIDER.get(encoding.name) if container == "gguf" else None
-    if wider is None:
+    wider = _SMALL.get(encoding.name) or (_WIDER.get(encoding.name) if container == "gguf" else None)
+    if wider is None or (wider == "C64" and container == "gguf"):
         raise ValueRefusedError(f"tensor {quote(name)}: {container} cannot hold {encoding.name}")
-    return Choice(ENCODINGS[wider], "expanded", f"GGUF has no {encoding.name}")
+    word = "GGUF" if container == "gguf" else container
+    return Choice(ENCODINGS[wider], "expanded", f"{word} has no {encoding.name}")
 
 
 def _kept(encoding: Encoding, container: str) -> Choice:

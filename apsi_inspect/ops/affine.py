@@ -1,0 +1,93 @@
+"""The values of integer codes with a scale and a zero point: ``(q - zero_point) * scale``, in float32.
+
+Contract: a range of elements takes memory for that range only. The difference is exact, the product is rounded once, as
+onnx and torch do it. `tests/test_affine.py` compares with both.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..encodings import ENCODINGS
+from ..encodings.values import decode
+from .inputs import SCRATCH, even_cuts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..encodings.affine import Affine
+    from ..model import Tensor
+
+
+def affine_values(tensor: Tensor, first: int = 0, last: int | None = None) -> NDArray[np.float32]:
+    """Elements [first, last) of a tensor of codes, flat; `first` is a multiple of its block size."""
+    affine = tensor.affine
+    assert affine is not None
+    last = tensor.numel if last is None else last
+    codes, zero = _codes(tensor, first, last), affine.zero_point
+    scale: Any = np.asarray(affine.scale).astype(np.float32)
+    where = None
+    if affine.axis is not None:
+        where = _places(affine, tensor.shape, first, last)
+        scale = scale.reshape(-1)[where]
+    if zero is not None:
+        zeros = _wide(np.asarray(zero))
+        codes = codes - (zeros.reshape(-1)[where] if where is not None else zeros.reshape(()))
+    values: NDArray[np.float32] = codes.astype(np.float32) * (scale if where is not None else scale.reshape(()))
+    return values
+
+
+def _codes(tensor: Tensor, first: int, last: int) -> NDArray[Any]:
+    encoding = tensor.info.encoding
+    a, z = (-(-e * encoding.block_bytes // encoding.block_size) for e in (first, last))
+    raw = tensor.source.view(tensor.offset + a, z - a)
+    return _wide(decode(encoding, raw, (last - first,), swap=tensor.byte_order != sys.byteorder))
+
+
+def _wide(values: NDArray[Any]) -> NDArray[Any]:
+    """Integers as int64, small floats as float32: differences are then exact."""
+    if values.dtype.kind in "iu" or values.dtype.name in ("int4", "uint4", "int2", "uint2"):
+        return values.astype(np.int64)
+    return values.astype(np.float32)
+
+
+def _places(affine: Affine, shape: tuple[int, ...], first: int, last: int) -> NDArray[np.int64]:
+    """Which scale belongs to each element."""
+    assert affine.axis is not None
+    inner, length = prod(shape[affine.axis + 1 :]), shape[affine.axis]
+    e = np.arange(first, last, dtype=np.int64)
+    k = e // inner % length
+    if affine.block is None:
+        return k
+    blocks = -(-length // affine.block)
+    places: NDArray[np.int64] = (e // (inner * length) * blocks + k // affine.block) * inner + e % inner
+    return places
+
+
+class AffineInput:
+    """A tensor of codes as the float32 values it stands for, for writing."""
+
+    def __init__(self, tensor: Tensor, name: str | None = None) -> None:
+        self.name = tensor.name if name is None else name
+        self.encoding, self.shape = ENCODINGS["F32"], tensor.shape
+        self._tensor = tensor
+
+    def cuts(self, block: int) -> list[tuple[int, int]]:
+        """See `Input`."""
+        from math import lcm
+
+        return even_cuts(self._tensor.numel, lcm(block, self._tensor.info.encoding.block_size))
+
+    def read(self, a: int, b: int) -> NDArray[Any]:
+        """See `Input`."""
+        out = SCRATCH.bytes("values", 4 * (b - a)).view(np.float32)
+        out[:] = affine_values(self._tensor, a, b)
+        return out
+
+    def raw(self, a: int, b: int) -> Any:
+        """See `Input`."""
+        return self.read(a, b).astype("<f4").view(np.uint8)
