@@ -159,7 +159,7 @@ class Cursor:
                 pos, count = scan.skip_strings(buf, pos, count)
             done = 0
             try:
-                for done in range(count):
+                for done in range(count):  # noqa: B007  (read where the window ends)
                     pos += word + unpack(buf, pos)[0]
                 count = 0
             except (struct.error, OverflowError):  # beyond the window
