@@ -202,9 +202,12 @@ def _paths(word: str, quoted: bool) -> list[str]:
 
 def load_ipython_extension(ipython: Any) -> None:
     """``%load_ext apsi_inspect``: register the magics and their completion."""
-    ipython.register_magics(ApsiMagics)
+    from ..ops.changes import ConversionReport
+    from .magics_convert import ConvertMagics
+
+    ipython.register_magics(ApsiMagics, ConvertMagics)
     ipython.set_hook("complete_command", complete, re_key=_COMMAND.pattern)
     if getattr(ipython, "kernel", None) is None:  # a terminal shows text in full, a notebook the HTML
         plain = ipython.display_formatter.formatters["text/plain"]
-        for noun in (ModelFile, ModelView, SideBySide):
+        for noun in (ModelFile, ModelView, SideBySide, ConversionReport):
             plain.for_type(noun, lambda shown, printer, cycle: printer.text(str(shown)))

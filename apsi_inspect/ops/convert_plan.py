@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .gguf import Progress, Rules
 
 _OF_GGUF = ("no-architecture", "long-name", "rank")  # findings about a GGUF file that need not hold for the target
+_NOTHING: dict[str, Any] = {"$record": []}  # the tree of a model without tensors, which any reader makes
 
 
 class Options(NamedTuple):
@@ -128,7 +129,7 @@ def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: O
     keys = with_alignment(keys, keys.alignment if o.alignment is None else o.alignment)
     changed = o.asked if any(p.choice.action != "kept" for p in planned) else None
     keys = file_keys(keys, changed, [(p.choice.encoding, p.numel) for p in planned])
-    needed = said.skeleton is not None and needs_skeleton(said.skeleton, [p.source.name for p in planned])
+    needed = said.skeleton not in (None, _NOTHING) and needs_skeleton(said.skeleton, [p.source.name for p in planned])
     keys = with_extras(keys, planned, said.skeleton if needed else None)
     files = plan_gguf(o.path, planned, keys, o.limit)
     stale = others_of(o.path, files.paths, "gguf")
@@ -152,7 +153,7 @@ def _to_family(model: ModelFile, planned: list[Planned], said: carry.Carried, o:
         extras = Extras(f"apsi_inspect/{__version__}", text, tree_text(skeleton, shards))
     else:
         order = [i.name for s in shards for i in logical_order(s)]
-        needed = said.skeleton is not None and needs_skeleton(said.skeleton, order)
+        needed = said.skeleton not in (None, _NOTHING) and needs_skeleton(said.skeleton, order)
         fields, changes = carry.to_strings(said, said.skeleton if needed else None)
         extras = Extras("")
     files = convert_files.plan(o.path, o.container, items, o.limit, extras, fields, o.by)
