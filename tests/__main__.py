@@ -13,11 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
+NBVAL = ["-p", "no:xdist", "--nbval", "--nbval-current-env", "--nbval-sanitize-with", "notebooks/sanitize.cfg"]
 STEPS = {
     "lint": [sys.executable, "-m", "ruff", "check", "."],
+    "format": [sys.executable, "-m", "ruff", "format", "--check", "."],
     "types": [sys.executable, "-m", "mypy"],
     "tests": [*PYTEST, "-m", "slow or not slow", "-n", "2", "tests"],
-    "notebooks": [*PYTEST, "-p", "no:xdist", "--nbval", "--nbval-current-env", "--nbval-sanitize-with", "notebooks/sanitize.cfg", "notebooks"],
+    "notebooks": [*PYTEST, *NBVAL, "notebooks"],
 }
 QUICK = {**STEPS, "tests": [*PYTEST, "-m", "not slow", "-n", "2", "tests"]}
 del QUICK["notebooks"]
