@@ -142,14 +142,14 @@ REFUSALS = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_files(name: str) -> None:
     expected = BAD[name]
-    start = time.perf_counter()
+    start = time.process_time()
     if expected.startswith("refused"):
         with pytest.raises(ModelFileError, match=REFUSALS[name]):
             open_model(GOLDEN / "bad" / name)
     else:  # digests are not checked on opening
         model = open_model(GOLDEN / "bad" / name)
         assert bool(model.findings) == ("warning" in expected)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 # --- headers put together by hand

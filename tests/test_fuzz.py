@@ -78,7 +78,7 @@ def look_at_everything(model: ModelFile) -> None:
 def survives(opening: Callable[[], ModelFile]) -> ModelFile | None:
     """Our own error, one printable line; or a model all of which can be looked at; within a second."""
     found: ModelFile | None
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found = opening()
     except ApsiError as exc:
@@ -86,7 +86,7 @@ def survives(opening: Callable[[], ModelFile]) -> ModelFile | None:
     else:
         message = ""
         look_at_everything(found)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert safe_line(message), ascii(message)
     assert len(message) < 1500
     return found

@@ -157,6 +157,6 @@ def test_record() -> None:
 def test_many_deep_names_are_quick() -> None:
     """Names that share nothing make a node per component: their number is bounded."""
     names = [f"{i}." + "a." * 250 + "w" for i in range(20_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     assert tree(*names) is None
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3

@@ -69,7 +69,7 @@ def test_bad_symbols(symbol: Any) -> None:
 
 
 def test_no_pattern_is_slow() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     texts = ["m*" * 64, "m**1" * 32, "a" * 127 + "!", "m**1/1" * 20, "1" * 128, "%" * 128, "9" * 10**6, "m" * 10**6]
     for text in texts:
         valid_symbol(text)
@@ -77,7 +77,7 @@ def test_no_pattern_is_slow() -> None:
         for value in ([text, *ZERO[1:]], {"dim": ZERO, "scale": text, "offset": "0.0"}):
             with pytest.raises(UnitError):
                 parse_unit(value)
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2
 
 
 def test_text() -> None:

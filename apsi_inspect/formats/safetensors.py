@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from itertools import accumulate, chain
 from math import prod
-from operator import itemgetter, mul, sub
+from operator import mul, sub
 from typing import NamedTuple
 
 from ..encodings import ENCODINGS, Encoding
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 MAX_HEADER = 100_000_000
-SMALL = 1 << 20  # bytes of a header that is parsed in one piece
+SMALL = 1 << 22  # bytes of a header that is parsed in one piece
 # In the order of the reference's table; the writer sorts by it.
 DTYPES: dict[str, Encoding] = {
     name: ENCODINGS[name]
@@ -36,10 +36,10 @@ DTYPES: dict[str, Encoding] = {
     ).split()
 }
 _CODES = {name: i for i, name in enumerate(DTYPES)}
+_BYTES = {name: e.block_bytes for name, e in DTYPES.items()}
 _ENCODINGS = tuple(DTYPES.values())
 _FIELDS = ("dtype", "shape", "data_offsets")
 _MINUS_ZERO = re.compile(r"[\[,:][ \t\r\n]*-0(?![0-9.eE])")  # a cheap look before a second parse
-_FIELDS_OF = itemgetter(*_FIELDS)
 
 
 class Header(NamedTuple):
@@ -140,7 +140,7 @@ def _piece(text: bytes, file: str) -> tuple[Any, ...]:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise ModelFileError(file, f"header is not UTF-8 (byte {exc.start} of the header)") from None
-    if "-0" in decoded and _MINUS_ZERO.search(decoded):
+    if "-" in decoded and "-0" in decoded and _MINUS_ZERO.search(decoded):
         load_json(decoded, file, "header", parse_int=_refuse_minus_zero)
     return _usual(decoded, file) or _by_pairs(decoded, file)
 
@@ -189,8 +189,8 @@ def _usual(decoded: str, file: str) -> tuple[Any, ...] | None:
         metadata: dict[str, str] | None = table.pop("__metadata__", None)
         if metadata is not None:
             colons -= 1 + len(metadata) + "".join(chain(metadata, metadata.values())).count(":")
-        bodies = table.values()
-        dtypes, shapes, spans = zip(*map(_FIELDS_OF, bodies), strict=True) if table else ((), (), ())
+        bodies = list(table.values())
+        dtypes, shapes, spans = ([body[field] for body in bodies] for field in _FIELDS)
         usual = colons == len(table) + sum(map(len, bodies))
     except (AttributeError, KeyError, TypeError):
         return None
@@ -253,8 +253,9 @@ def _split_metadata(pairs: tuple[Any, ...], file: str) -> tuple[dict[str, str] |
 def _json_type(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    words = {int: "a number", float: "a number", str: "a string", list: "an array", tuple: "an object", dict: "an object"}
-    return words[type(value)]
+    if isinstance(value, (int, float)):
+        return "a number"
+    return "a string" if isinstance(value, str) else "an array" if isinstance(value, list) else "an object"
 
 
 def _entry(name: str, body: Any, file: str) -> tuple[Any, Any, Any]:
@@ -288,10 +289,11 @@ def _check(
         if names and (set(map(type, shapes)) != {list} or set(map(type, spans)) != {list}):
             raise ValueError
         dims = list(chain.from_iterable(shapes))
-        begins, ends = zip(*spans, strict=True) if names else ((), ())
-        if not {*map(type, dims), *map(type, begins), *map(type, ends)} <= {int}:
+        places = list(chain.from_iterable(spans))
+        begins, ends = places[::2], places[1::2]
+        if not {*map(type, dims), *map(type, places)} <= {int} or not {*map(len, spans)} <= {2}:
             raise ValueError
-        if begins != (0, *ends[:-1])[: len(begins)]:
+        if begins != [0, *ends[:-1]][: len(begins)]:
             order = sorted(range(len(names)), key=lambda i: (begins[i], ends[i]))
             if order == list(range(len(names))):
                 raise ValueError
@@ -310,7 +312,7 @@ def _check(
             if any(rest for _, rest in packed):
                 raise ValueError
             blocks = [n for n, _ in packed]
-        expected = list(map(mul, blocks, [units[c][1] for c in codes]))
+        expected = list(map(mul, blocks, map(_BYTES.__getitem__, dtypes)))
         if expected != sizes or (ends[-1] if ends else 0) != space or (dims and min(dims) < 0):
             raise ValueError
         if largest > 0xFFFF:
