@@ -136,6 +136,7 @@ _PACKED = (*_BITSANDBYTES, "_blocks", ".weight_packed", ".qweight")
 _TAIL = itemgetter(slice(-8, None))
 _NUMBER = re.compile(r"([0-9]+)")
 MAX_TEXT = 240
+MAX_DEPTH, MAX_DOTS, FEW = 256, 100_000, 8  # of the folded tree
 
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
@@ -355,13 +356,18 @@ def blocks(model: ModelFile, listed: Sequence[Row] | None = None) -> list[Share]
 
 
 def folded(model: ModelFile, listed: Sequence[Row] | None = None) -> list[Group]:
-    """The tree of names with equal numbered blocks folded into one."""
+    """The tree of names with equal numbered blocks folded into one.
+
+    Where names have absurdly many components, they are split at their first few dots only.
+    """
     listed = rows(model) if listed is None else listed
     factors = packing(model)
+    dots = sum(r.name.count(".") for r in listed)
+    depth = FEW if dots > FEW * len(listed) + MAX_DOTS else MAX_DEPTH
     root: dict[str, Any] = {}
     for r in listed:
         node = root
-        *inner, last = r.name.split(".", 256)
+        *inner, last = r.name.split(".", depth)
         for part in inner:
             child = node.setdefault(part, {})
             node = child if isinstance(child, dict) else node.setdefault(part + ".", {})

@@ -138,3 +138,10 @@ def test_real_model_counts_what_its_author_counted() -> None:
     for name in ("fracast.safetensors", "fracast-int8.safetensors"):
         m = ai.open(ai.samples.path(name))
         assert listing.totals(m).parameters == int(m.metadata["parameter_count"]) == 85_001
+
+
+def test_absurdly_deep_names_fold_quickly(tmp_path: Path) -> None:
+    names = [".".join(f"{i}x{j}" for j in range(250)) for i in range(2000)]
+    m = model_of(tmp_path, [(name, "U8", [1]) for name in names])
+    assert len(listing.folded(m)) == 2000
+    assert max(len(g.label.split(".")) for g in listing.folded(m)) == 250  # labels keep the whole name
