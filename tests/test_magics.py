@@ -119,7 +119,7 @@ def test_cell_puts_files_side_by_side(shell: InteractiveShell) -> None:
     [
         ("", "which file? %apsi_info PATH"),
         ("missing.gguf", "missing.gguf: No such file or directory"),
-        ("notes.txt", "notes.txt: not a safetensors, GGUF or .apsim file"),
+        ("notes.txt", "notes.txt: not a safetensors, GGUF, .apsim, PyTorch or ONNX file"),
         ("small.safetensors --sort colour", "no column 'colour' to sort by"),
         ("small.safetensors --colour", "unrecognized arguments: --colour"),
         ("small.safetensors small-int8.safetensors", "one PATH in a line"),

@@ -118,7 +118,7 @@ _KNOWN = {
     "uuid": "UUID SafeUUID",
     "copyreg": "_reconstructor",
     "array": "_array_reconstructor",
-    "torch.storage": "TypedStorage _TypedStorage",
+    "torch.storage": "_TypedStorage",
     "torch.jit._pickle": "build_intlist build_doublelist build_boollist build_tensorlist restore_type_tag",
 }
 KNOWN: frozenset[str] = frozenset(f"{module}.{name}" for module, names in _KNOWN.items() for name in names.split())
@@ -126,6 +126,7 @@ KNOWN: frozenset[str] = frozenset(f"{module}.{name}" for module, names in _KNOWN
 # Modules of which any name is a way to run code, open files or connections; with everything below them. Also functions.
 DANGEROUS_MODULES = frozenset(
     (
+        "thread cPickle urllib2 xmlrpclib anydbm SocketServer BaseHTTPServer "
         "os posix nt posixpath ntpath subprocess _posixsubprocess sys socket _socket socketserver ssl shutil runpy "
         "pty pdb bdb ctypes _ctypes cffi asyncio webbrowser pip ensurepip pickle _pickle cloudpickle dill joblib "
         "jsonpickle marshal timeit cProfile profile trace urllib requests httpx aiohttp http https httplib ftplib "
@@ -134,7 +135,7 @@ DANGEROUS_MODULES = frozenset(
         "setuptools pkg_resources site fileinput fcntl termios readline rlcompleter cmd antigravity sqlite3 shelve "
         "dbm functools.partial functools.reduce operator _operator io _io _pyio codecs _codecs linecache "
         "logging.config logging.FileHandler logging.handlers types.CodeType types.FunctionType types.MethodType "
-        "threading.Thread copyreg.extension numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save "
+        "threading.Thread numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save "
         "numpy.memmap numpy.lib.npyio numpy.ctypeslib numpy.distutils pandas.io pandas.eval pandas.core.computation "
         "torch.load torch.save torch.hub torch.serialization torch.jit.load torch.jit.unsupported_tensor_ops "
         "torch.utils.collect_env torch.utils._config_module torch.utils.cpp_extension torch.utils.bottleneck "
@@ -160,7 +161,7 @@ def verdict(path: str) -> str:
         return "allowed"
     if path in KNOWN:
         return "known"
-    if path.startswith("(computed)"):
+    if path.startswith(("(computed)", "copyreg.extension ")):
         return "dangerous"
     parts = path.split(".")
     if parts[0] == "builtins" and _BUILTINS.intersection(parts[1:]):

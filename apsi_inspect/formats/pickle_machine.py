@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_NODES = 1_000_000  # containers, calls, and pairs that are copied
+MAX_GLOBALS = 10_000  # different names
 _MAX_LINE = 1 << 20  # bytes of a line of protocol 0
 MARK = object()
 
 # Calls that make an empty or filled dict; BUILD, SETITEM then apply to that.
 _DICTS = {"collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict"}
 _TENSOR_MAKERS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.Parameter")
-_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.tensor": "torch._tensor"}
+_RENAMED = {
+    "__builtin__": "builtins",
+    "exceptions": "builtins",
+    "copy_reg": "copyreg",
+    "torch.tensor": "torch._tensor",
+}
 
 
 class Machine:
@@ -135,7 +141,10 @@ class Machine:
             self.computed.append("STACK_GLOBAL takes a name that is computed while the pickle runs")
         else:
             found = Global(_RENAMED.get(module, module), name)
-        self.globals[found.path] = self.globals.get(found.path, 0) + 1
+        path = found.path
+        self.globals[path] = self.globals.get(path, 0) + 1
+        if len(self.globals) > MAX_GLOBALS:
+            raise self.fail(f"pickle asks for more than {MAX_GLOBALS} names")
         return found
 
     def call(self, func: Any, args: Any, kwargs: Any = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from ..errors import quote
+from .base import PausedGC
 from .pickle_machine import MARK, Machine
 
 TYPE_CHECKING = False
@@ -28,6 +29,11 @@ def run(m: Machine) -> Any:
     PickleError
         It is malformed, truncated or too long.
     """
+    with PausedGC():
+        return _run(m)
+
+
+def _run(m: Machine) -> Any:
     data = m.data
     for _ in range(MAX_OPS):
         if m.position >= len(data):

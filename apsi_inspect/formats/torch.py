@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, quote
 from ..model import Finding, ModelFile
-from .base import Format
+from .base import Format, PausedGC
 from .pickle_globals import verdict
 from .pickle_machine import Machine
 from .pickle_nodes import PickleError
@@ -60,13 +60,12 @@ def read(source: ByteSource) -> ModelFile:
 def load(source: ByteSource) -> Loaded:
     """Open a PyTorch file and keep the object it holds."""
     head = source.read_at(0, min(512, source.size))
-    if head.startswith(b"PK\x03\x04"):
-        return _load_zip(source)
-    from . import torch_legacy
+    with PausedGC():
+        if head.startswith(b"PK\x03\x04"):
+            return _load_zip(source)
+        from . import torch_legacy
 
-    if is_tar(head):
-        return torch_legacy.load_tar(source)
-    return torch_legacy.load(source)
+        return torch_legacy.load_tar(source) if is_tar(head) else torch_legacy.load(source)
 
 
 class Archive(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_STEPS = 1_000_000
+MAX_AGAIN = 10_000  # visits of containers that have been visited before
 MAX_DEPTH = 200
 MAX_NAMES = 64 << 20  # characters of all names
 MAX_KEY = 4096
@@ -54,6 +55,8 @@ class Walk:
         self.keep: list[Any] = []  # nodes made on the way stay alive: `names` knows them by identity
         self._taken: set[str] = set()
         self._path: set[int] = set()
+        self._visited: set[int] = set()
+        self._again = 0
         self._known: dict[int, Description | None] = {}
         self._steps = self._characters = 0
         self._visit(root, "", 0)
@@ -100,13 +103,23 @@ class Walk:
         return f"{name}~{n}"
 
     def _inside(self, node: Any, pairs: list[tuple[Any, Any]], name: str, depth: int) -> None:
-        if id(node) in self._path:
-            self.cycles = True
+        if not self._enter(node):
             return
-        self._path.add(id(node))
         for key, value in pairs:
             self._visit(value, _join(name, key_text(key)), depth + 1)
         self._path.discard(id(node))
+
+    def _enter(self, node: Any) -> bool:
+        """Whether to go into a container: not into one that we are in already, and not too often into the same ones."""
+        if id(node) in self._path:
+            self.cycles = True
+            return False
+        self._again += id(node) in self._visited
+        if self._again > MAX_AGAIN:
+            raise ModelFileError(self.file, f"its pickle refers to the same objects over and over: {MAX_AGAIN} times")
+        self._path.add(id(node))
+        self._visited.add(id(node))
+        return True
 
     def _list(self, node: Any, name: str, depth: int) -> None:
         if all(_is_plain(v) for v in node):
@@ -179,10 +192,8 @@ class Walk:
 
     def _module(self, node: Call, pairs: list[tuple[Any, Any]], name: str, depth: int) -> None:
         """A pickled `torch.nn.Module`: the names of its state dict."""
-        if id(node) in self._path:
-            self.cycles = True
+        if not self._enter(node):
             return
-        self._path.add(id(node))
         for key, value in pairs:
             if key in _MODULE_PARTS and isinstance(value, Dict):
                 for inner, child in value.pairs:
