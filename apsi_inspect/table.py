@@ -171,7 +171,7 @@ def _frame(model: ModelFile) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         bpw = np.where(numel > 0, 8 * nbytes / numel, np.nan)
     axis, block = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    for name, q in model.qparams.items():
+    for name, q in [*model.qparams.items(), *model.affine.items()]:
         i = model.index[name]
         axis[i], block[i] = -1 if q.axis is None else q.axis, -1 if q.axis is None else q.block or 0
     files = np.zeros(n, np.int64) if c.files is None else np.asarray(c.files, np.int64)
@@ -254,7 +254,7 @@ def _parameters(
     among = candidates(model.columns.names)
     for name, factor in packing(model, among).items():
         out[model.index[name]] *= factor
-    for name in companions(model.columns.names, among):
+    for name in companions(model.columns.names, among).union(*(a.companions for a in model.affine.values())):
         out[model.index[name]] = 0
     offsets = np.asarray(model.columns.offsets, np.int64)
     if len(model.files) == 1 and (np.diff(offsets[nbytes > 0]) > 0).all():

@@ -1,7 +1,8 @@
 """The values of integer codes with a scale and a zero point: ``(q - zero_point) * scale``, in float32.
 
-Contract: a range of elements takes memory for that range only. The difference is exact, the product is rounded once, as
-onnx and torch do it. `tests/test_affine.py` compares with both.
+Contract: a range of elements takes memory for that range only. The difference is exact; the product is rounded once, to
+float32, where scales are float32 numbers or a float64 tensor (PyTorch's per-channel scales), as onnx and torch do.
+`tests/test_affine.py` compares with both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def affine_values(tensor: Tensor, first: int = 0, last: int | None = None) -> ND
     assert affine is not None
     last = tensor.numel if last is None else last
     codes, zero = _codes(tensor, first, last), affine.zero_point
-    scale: Any = np.asarray(affine.scale).astype(np.float32)
+    scale: Any = np.float32(affine.scale) if isinstance(affine.scale, float) else np.asarray(affine.scale)
+    scale = np.asarray(scale if scale.dtype == np.float64 else scale.astype(np.float32))
     where = None
     if affine.axis is not None:
         where = _places(affine, tensor.shape, first, last)
@@ -37,8 +39,8 @@ def affine_values(tensor: Tensor, first: int = 0, last: int | None = None) -> ND
     if zero is not None:
         zeros = _wide(np.asarray(zero))
         codes = codes - (zeros.reshape(-1)[where] if where is not None else zeros.reshape(()))
-    values: NDArray[np.float32] = codes.astype(np.float32) * (scale if where is not None else scale.reshape(()))
-    return values
+    values = codes.astype(scale.dtype) * (scale if where is not None else scale.reshape(()))
+    return values.astype(np.float32, copy=False)
 
 
 def _codes(tensor: Tensor, first: int, last: int) -> NDArray[Any]:
