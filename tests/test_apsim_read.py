@@ -248,7 +248,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
 }  # fmt: skip
 for _field, _value in {
-    "format": "int3", "axis": 2, "packing": "none", "scale_shape": [3], "unit": [1], "shape": [3, -5], "block": 0,
+    "format": "int3",
+    "axis": 2,
+    "packing": "none",
+    "scale_shape": [3],
+    "unit": [1],
+    "shape": [3, -5],
+    "block": 0,
 }.items():
     REFUSED[f"qtensors with {_field} {_value}"] = (header(QT, qtensors={"w": Q | {_field: _value}}), "'w'")
 for _field in Q:

@@ -54,9 +54,7 @@ def _check(encoding: Encoding, raw: NDArray[np.uint8], numel: int) -> int:
     if expected is None and encoding.is_packed:
         expected = -(-numel * encoding.block_bytes // encoding.block_size)
     if expected is None:
-        raise ValueRefusedError(
-            f"{numel} elements do not fill whole {encoding.name} blocks of {encoding.block_size}"
-        )
+        raise ValueRefusedError(f"{numel} elements do not fill whole {encoding.name} blocks of {encoding.block_size}")
     if raw.size != expected:
         raise ValueRefusedError(f"{numel} elements of {encoding.name} take {expected} bytes, got {raw.size}")
     return numel // encoding.block_size

@@ -54,8 +54,11 @@ class KernelCache(FunctionCache):
             super().save_overload(sig, data)
         except OSError as e:
             self.disable()
-            warnings.warn(f"a compiled kernel could not be cached ({e}); it is compiled again in the next process",
-                          RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"a compiled kernel could not be cached ({e}); it is compiled again in the next process",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def kernel(fn: Callable[..., Any]) -> Any:

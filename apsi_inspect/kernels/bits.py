@@ -9,8 +9,22 @@ from __future__ import annotations
 
 from .simd import I16, I32, I64, D, F, M, W, emitter
 
-__all__ = ["bits", "bits64", "float_at", "float_to_half", "half_at", "half_to_float", "put_float", "put_half",
-           "put_u32", "roundf", "u16_at", "u32_at", "unbits", "unbits64"]
+__all__ = [
+    "bits",
+    "bits64",
+    "float_at",
+    "float_to_half",
+    "half_at",
+    "half_to_float",
+    "put_float",
+    "put_half",
+    "put_u32",
+    "roundf",
+    "u16_at",
+    "u32_at",
+    "unbits",
+    "unbits64",
+]
 
 
 @emitter(F, ret=I32)

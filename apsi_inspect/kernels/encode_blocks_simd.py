@@ -31,6 +31,7 @@ __all__ = [
     "encode_q5_1", "encode_q8_0", "encode_tq1_0", "encode_tq2_0",
 ]  # fmt: skip
 
+
 def crumbs(q: W) -> W:
     """i8 codes: four consecutive ones a byte, the first one low."""
     a, b, c, d = (q.pick(range(i, q.n, 4)) for i in range(4))

@@ -123,7 +123,6 @@ def put_q5_1(src: M, dst: M) -> None:
     put_five(affine(src, dst, 31), dst, 4)
 
 
-
 def eight(ms: list[W], better: Callable[[W, W], W]) -> W:
     """Eight vectors of eight lanes, each reduced to one lane of the result."""
     even, odd = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]

@@ -50,8 +50,10 @@ def codebook(name: str) -> np.ndarray[Any, np.dtype[np.int8]]:
     grid = np.ascontiguousarray(cls.grid.reshape(shape), dtype=np.int8)
     found = hashlib.sha256(grid.tobytes()).hexdigest()
     if found != digest:
-        raise ValueError(f"the codebook {name} of the installed gguf package has SHA-256 {found}, expected {digest}: "
-                         "install another version of gguf")
+        raise ValueError(
+            f"the codebook {name} of the installed gguf package has SHA-256 {found}, expected {digest}: "
+            "install another version of gguf"
+        )
     grid.flags.writeable = False
     return grid
 

@@ -36,8 +36,9 @@ def loop(b: Any, start: int, stop: int, step: int, carried: Sequence[W], body: C
     phis = [b.phi(w.t) for w in carried]
     new = list(body(W(b, i), *(W(b, p) for p in phis)))
     following = b.add(i, I64(step))
-    for phi, first, again in zip([i, *phis], [I64(start), *(w.v for w in carried)], [following, *(w.v for w in new)],
-                                 strict=True):
+    for phi, first, again in zip(
+        [i, *phis], [I64(start), *(w.v for w in carried)], [following, *(w.v for w in new)], strict=True
+    ):
         phi.add_incoming(first, before)
         phi.add_incoming(again, b.basic_block)
     b.cbranch(b.icmp_unsigned("<", following, I64(stop)), head, after)

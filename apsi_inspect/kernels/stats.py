@@ -87,8 +87,15 @@ def segment(x, sums, squares, low, high, zeros, row):
     pivot, start = x[0], x.size // GROUP * GROUP
     reset(pivot, sums, squares, low, high, zeros)
     for i in range(0, start, GROUP):
-        group(x.ctypes.data + 4 * i, sums.ctypes.data, squares.ctypes.data, low.ctypes.data, high.ctypes.data,
-              zeros.ctypes.data, pivot)
+        group(
+            x.ctypes.data + 4 * i,
+            sums.ctypes.data,
+            squares.ctypes.data,
+            low.ctypes.data,
+            high.ctypes.data,
+            zeros.ctypes.data,
+            pivot,
+        )
     if not (np.isfinite(pivot) and np.isfinite(sums.sum())):
         start = 0
         for v in x:

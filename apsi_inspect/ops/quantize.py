@@ -127,7 +127,6 @@ def _is_floating(leaf: Any, where: str, min_ndim: int) -> bool:
 def _values(x: Any) -> tuple[NDArray[Any], Unit | None]:
     import numpy as np
 
-
     if isinstance(x, Tensor):
         return x.numpy(), x.unit
     if isinstance(x, QTensor):
