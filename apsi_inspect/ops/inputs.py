@@ -8,6 +8,7 @@ every kind of input with the whole tensor.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from math import lcm, prod
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..encodings import ENCODINGS, Encoding
-from ..encodings.run import aligned_empty, numpy_dtype
+from ..encodings.run import MAX_THREADS, aligned_empty, numpy_dtype
 from ..encodings.values import decode_into, decode_scaled, swap_fields
 from ..errors import ValueRefusedError, quote
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..encodings.scaled import QParams
     from ..model import Tensor
 
-PIECE = 1 << 18  # elements that are decoded and encoded at a time
+# Elements that are decoded and encoded at a time: fewer where more threads do so, to keep the memory of all the same.
+PIECE = (1 << 20) // max(2, min(os.cpu_count() or 1, MAX_THREADS))
 _WIDENED = ("F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2")
 
 
@@ -137,7 +139,13 @@ class FileInput:
         """See `Input`."""
         return even_cuts(self._numel, lcm(block, self.encoding.block_size))
 
-    def _bytes(self, a: int, b: int) -> NDArray[np.uint8]:
+    @property
+    def direct(self) -> str:
+        """The encoding, where its bytes are this machine's own; else ""."""
+        return "" if self._swap or not self._native else self.encoding.name
+
+    def stored(self, a: int, b: int) -> NDArray[np.uint8]:
+        """The bytes of a range in this thread's buffer, as the file has them."""
         first, last = self._range(a, b)
         out = SCRATCH.bytes("raw", last - first)
         fill(self._tensor.source, first, out)
@@ -150,7 +158,7 @@ class FileInput:
 
     def read(self, a: int, b: int) -> NDArray[Any]:
         """See `Input`."""
-        data = self._bytes(a, b)
+        data = self.stored(a, b)
         name = self.encoding.name
         dtype = np.dtype(np.float32) if name in _WIDENED or self.encoding.is_block else numpy_dtype(self.encoding.dtype)
         out = SCRATCH.bytes("values", (b - a) * dtype.itemsize).view(dtype)
@@ -160,7 +168,7 @@ class FileInput:
     def raw(self, a: int, b: int) -> Any:
         """See `Input`."""
         if self._swap:
-            return swap_fields(self.encoding, self._bytes(a, b))
+            return swap_fields(self.encoding, self.stored(a, b))
         first, last = self._range(a, b)
         return self._tensor.source.read_at(first, last - first)
 
