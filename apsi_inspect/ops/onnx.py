@@ -135,6 +135,8 @@ def _runner(path: str) -> Callable[[dict[str, Any]], list[Any]]:
         return _reference(path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # quantized weights are computed with in float32, as the model says, not with activations rounded to int8 too
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda feeds: list(session.run(None, feeds))
 
