@@ -1,367 +1,243 @@
-"""The Numba scans beside the plain parsers: over any file both give the same model, or the same error.
-
-The thresholds below which a scan does not pay are lifted here, so that small files go through the kernels as well.
-"""
+"""`scan` and `apsi model scan`: verdicts on attacks, on sound files, and on what cannot be read."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from onnx import helper
 
-from apsi_inspect.errors import ApsiError
-from apsi_inspect.formats import gguf, gguf_metadata, safetensors
-from apsi_inspect.formats.gguf import TYPES
-from apsi_inspect.formats.safetensors import DTYPES
-from apsi_inspect.kernels import scan
-from apsi_inspect.ops.open import open_source
-from apsi_inspect.source import BytesSource
+import apsi_inspect
+from apsi_inspect import samples
+from apsi_inspect.cli import main
+from apsi_inspect.errors import ModelFileError
+from apsi_inspect.ops.scan import scan
 
 from . import handmade
-from .handmade import Gguf
+from .torch_zip import Entry, archive, file, integer, state_dict, tensor, text
 
-DATA = Path(__file__).parent / "data"
-SMALL = 4_000_000  # bytes of a stored file that is looked at
-STORED = sorted(
-    p for p in DATA.rglob("*") if p.suffix in (".safetensors", ".gguf", ".apsim") and p.stat().st_size < SMALL
-)
-USERS = (safetensors, gguf, gguf_metadata)
-ABSURD = [0, 1, 7, 63, 64, 255, 2**31, 2**32 - 1, 2**53, 2**59, 2**59 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-
-
-@pytest.fixture(scope="module")
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as context:
-        yield context
+FOLDER = Path(__file__).parent / "data" / "cases"
+CASES = json.loads((FOLDER / "cases.json").read_text(encoding="utf-8"))["cases"]
+ATTACKS = [c for c in CASES if c["action"] == "scan"]
+SYSTEM = b"cos\nsystem\n" + text("x") + b"\x85R"
+GOOD = file(state_dict(w=tensor("0", 4, [4], [1])), {"0": bytes(16)})
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+BREAKOUT = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
 
 
-def outcome(blob: bytes, format: str | None) -> Any:
-    """All that a parser finds, in Python's own types; or its error."""
-    try:
-        model = open_source(BytesSource(blob, "model.x"), format)
-    except ApsiError as exc:
-        return type(exc).__name__, str(exc)
-    c = model.columns
-    tensors = [
-        (c.names[i], c.encodings[c.codes[i]].name, c.shape(i), c.offsets[i], c.sizes[i]) for i in range(len(c.names))
-    ]
-    for row in tensors:
-        assert [type(x) for x in row[3:]] == [int, int]
-    arrays = {k: [v.tolist(), v[-1:], v[len(v) // 2 :][:2]] for k, v in model.metadata.items() if hasattr(v, "tolist")}
-    plain = {k: v for k, v in model.metadata.items() if k not in arrays}
-    return tensors, list(c.starts), repr(plain), repr(arrays), model.findings, repr(model.facts)
+def put(folder: Path, name: str, data: bytes | str) -> Path:
+    path = folder / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
 
 
-def both(patch: pytest.MonkeyPatch, blob: bytes, format: str | None = None) -> bool:
-    """Compare the two; whether the scan gave the tensors, rather than leaving them to the plain parser."""
-    gave: list[bool] = []
-
-    def spy(f: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            found = f(*args)
-            gave.append(found is not None)
-            return found
-
-        return call
-
-    class Spied:
-        table_bytes = staticmethod(scan.table_bytes)
-        skip_strings = staticmethod(scan.skip_strings)
-        string_starts = staticmethod(scan.string_starts)
-        safetensors_header = staticmethod(spy(scan.safetensors_header))
-        gguf_tensors = staticmethod(spy(scan.gguf_tensors))
-
-    results = []
-    for choice in (None, Spied):
-        for module in USERS:
-            patch.setattr(module, "warm_scan", lambda amount, worth, choice=choice: choice if amount else None)
-        results.append(outcome(blob, format))
-    assert results[0] == results[1]
-    return bool(gave) and all(gave)
+@pytest.mark.parametrize("case", ATTACKS, ids=lambda c: c["id"])
+def test_the_bank(case: dict[str, Any]) -> None:
+    report = scan(FOLDER / case["entry"])
+    assert report.verdict != case["expect"].get("verdict_not")
+    if case["accept"] == ["rejects"]:
+        assert report.verdict != "safe"
+        with pytest.raises(ModelFileError):
+            report.raise_if_failed()
+    if report.verdict == "unsafe":
+        said = json.dumps(report.to_dict())
+        for words in case["expect"].get("error_mentions", []):
+            assert any(w.lower() in said.lower() for w in words)
 
 
-# --- stored files
+@pytest.mark.parametrize("name", samples.names())
+def test_samples_are_safe(name: str, tmp_path: Path) -> None:
+    (path,) = samples.write(tmp_path, [name])
+    report = apsi_inspect.scan(path)
+    assert report.verdict == "safe"
+    assert report.complete
+    assert report.ok
+    assert report.raise_if_failed() is report
 
 
-@pytest.mark.parametrize("path", STORED, ids=lambda p: "-".join(p.relative_to(DATA).parts[-3:]))
-def test_stored_files(path: Path, patch: pytest.MonkeyPatch) -> None:
-    both(patch, path.read_bytes())
+SOUND = {
+    "archive": GOOD,
+    "pickle": pickle.dumps({"a": [1, 2.5, "x", b"y", None, True, (1,), {2}]}),
+    "pickle 0": pickle.dumps({"a": [1, 2.5, "x"]}, 0),
+    "arrays": pickle.dumps({"a": np.arange(3)}),
+    "json": b'{"hidden_size": 4}',
+}
 
 
-def test_there_are_stored_files() -> None:
-    assert len(STORED) > 50
+@pytest.mark.parametrize("what", SOUND)
+def test_sound_files(what: str, tmp_path: Path) -> None:
+    path = put(tmp_path, "model.json" if what == "json" else "model.pkl", SOUND[what])
+    report = scan(path)
+    assert report.verdict == "safe", report.findings
+    assert report.coverage != "nothing"
 
 
-# --- safetensors
-
-NAMES = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["a", "a.b", "", "ß", "名", "a\x7f", "__m"])
-SHAPES = st.lists(st.integers(0, 5), max_size=4)
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
-    """A valid header, and the bytes of data behind it."""
-    table: dict[str, Any] = {}
-    position = 0
-    if draw(st.booleans()):
-        table["__metadata__"] = draw(st.dictionaries(NAMES, st.sampled_from(["", "x", '{"a":["}"]}', "\\", "ü", ":"])))
-    for name in draw(st.lists(NAMES.filter(lambda n: n != "__metadata__"), unique=True, min_size=1, max_size=6)):
-        encoding = DTYPES[draw(st.sampled_from(list(DTYPES)))]
-        shape = draw(SHAPES)
-        shape = [*shape, encoding.block_size] if encoding.block_size > 1 else shape
-        nbytes = int(np.prod(shape, dtype=np.int64)) // encoding.block_size * encoding.block_bytes
-        entry = {"dtype": encoding.name, "shape": shape, "data_offsets": [position, position + nbytes]}
-        table[name] = entry
-        position += nbytes
-    return table, position
+UNKNOWN = {
+    "empty": b"",
+    "random": bytes(range(7, 90)),
+    "cut archive": GOOD[:-20],
+    "cut pickle": pickle.dumps({"a": [1] * 100})[:-3],
+    "no member of ours": archive([Entry("readme.txt", b"hello")]),
+    "two objects": archive([Entry("a/data.pkl", b"\x80\x02N."), Entry("b/data.pkl", b"\x80\x02N.")]),
+    "unknown class": b"\x80\x02csome.package\nThing\n)R.",
+    "hdf5": b"\x89HDF\r\n\x1a\n" + bytes(100),
+    "elf": b"\x7fELF" + bytes(100),
+    "library in an archive": archive([Entry("m/data.pkl", b"\x80\x02N."), Entry("m/x.so", b"\x7fELF" + bytes(9))]),
+    "script": b"#!/bin/sh\nrm -r /\n",
+    "setitem on a tensor": file(state_dict(w=tensor("0", 4, [4], [1]) + text("k") + b"Ns"), {"0": bytes(16)}),
+    "encrypted": archive([Entry("m/data.pkl", b"\x80\x02N.", flags=1)]),
+    "trailing": b"\x80\x02N." + bytes(100),
+}
 
 
-def header_text(table: dict[str, Any]) -> str:
-    return json.dumps(table, ensure_ascii=False, separators=(",", ":"))
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_cannot_be_judged_is_never_safe(what: str, tmp_path: Path) -> None:
+    report = scan(put(tmp_path, "model.pt", UNKNOWN[what]))
+    assert report.verdict == "unknown"
+    assert report.findings
+    assert not report.complete
 
 
-@given(tables())
-def test_valid_headers_are_scanned(patch: pytest.MonkeyPatch, made: tuple[dict[str, Any], int]) -> None:
-    table, nbytes = made
-    text = header_text(table)
-    scanned = both(patch, handmade.from_header(text, bytes(nbytes), align=8), "safetensors")
-    names = [n for n in table if n != "__metadata__"]
-    assert scanned == ("\\" not in "".join(json.dumps(n, ensure_ascii=False) for n in names))
+UNSAFE = {
+    "member of another name": archive(
+        [Entry("m/data.pkl", b"\x80\x02N."), Entry("m/payload.dat", b"\x80\x02" + SYSTEM + b".")]
+    ),
+    "deflated member": archive([Entry("m/data.pkl", b"\x80\x02" + SYSTEM + b".", 8)]),
+    "archive in an archive": archive([Entry("inner.pt", file(state_dict(a=SYSTEM)))]),
+    "second pickle": b"\x80\x02N.\x80\x02" + SYSTEM + b".",
+    "protocol 0": b"cos\nsystem\n(S'x'\ntR.",
+    "before the end": b"\x80\x02" + SYSTEM + b"0",
+    "never called": b"\x80\x02cos\nsystem\n0N.",
+}
 
 
-@given(st.data())
-def test_mutated_headers(patch: pytest.MonkeyPatch, data: st.DataObject) -> None:
-    table, nbytes = data.draw(tables())
-    text = bytearray(header_text(table).encode())
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text)))
-        piece = data.draw(
-            st.sampled_from(
-                [
-                    b"",
-                    b" ",
-                    b"\n",
-                    b",",
-                    b":",
-                    b'"',
-                    b"[",
-                    b"]",
-                    b"{",
-                    b"}",
-                    b"\\",
-                    b"0",
-                    b"1",
-                    b"-",
-                    b".0",
-                    b"e1",
-                    b"\x01",
-                ]
-                + [b"\xff", b"\xc3", b'"a":1', b',"shape":[]', b'"__metadata__":{},', b'"__metadata__":null,', b"00"]
-                + [str(n).encode() for n in ABSURD]
-            )
-        )
-        text[at : at + data.draw(st.integers(0, 2))] = piece
-    extra = data.draw(st.sampled_from([0, 0, 0, 1, -1]))
-    both(patch, handmade.from_header(bytes(text), bytes(max(nbytes + extra, 0))), "safetensors")
+@pytest.mark.parametrize("what", UNSAFE)
+def test_unsafe(what: str, tmp_path: Path) -> None:
+    report = scan(put(tmp_path, "model.pkl", UNSAFE[what]))
+    assert report.verdict == "unsafe"
+    assert any(n.path == "os.system" and n.verdict == "dangerous" for n in report.globals)
+    assert "os.system" in report.reason
+
+
+def test_every_name_is_listed(tmp_path: Path) -> None:
+    value = b"(csome.package\nThing\n)Rcargparse\nNamespace\n)R" + tensor("0", 4, [4], [1]) + b"t"
+    report = scan(put(tmp_path, "m.pt", file(state_dict(a=value), {"0": bytes(16)})))
+    assert {n.path: n.verdict for n in report.globals} == {
+        "some.package.Thing": "unknown", "argparse.Namespace": "known", "torch._utils._rebuild_tensor_v2": "allowed",
+        "torch.FloatStorage": "allowed", "collections.OrderedDict": "allowed",
+    }  # fmt: skip
+    assert report.globals[0].verdict == "unknown"  # worst first
+
+
+@pytest.mark.parametrize("form", ["bytes", "base64", "hex"])
+def test_a_pickle_in_a_string(form: str, tmp_path: Path) -> None:
+    import base64
+
+    inner = pickle.dumps(print)
+    hidden = {"bytes": inner, "base64": base64.b64encode(inner).decode(), "hex": inner.hex()}[form]
+    report = scan(put(tmp_path, "m.pkl", pickle.dumps({"config": hidden})))
+    assert (report.verdict, report.findings[0].code) == ("unknown", "hidden-pickle")
+
+
+def gguf(template: str, key: str = "tokenizer.chat_template") -> bytes:
+    g = handmade.Gguf()
+    return g.file([("general.architecture", "STRING", "llama"), (key, "STRING", template)], [])
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("template", "verdict"),
     [
-        '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
-        '{"a":{"dtype":"0U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"F8_E4M3FNUZ","shape":[2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"F8_E4M3FNUZX","shape":[2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"F4","shape":[2,1,2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[02],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[-0,2]}}',
-        '{"a":{"dtype":"U8","shape":[2,],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2,3]}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},}',
-        '{,"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}\n',
-        '{"a":{"dtype":"U8","shape":[4294967296,4294967296,2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[0,9223372036854775808],"data_offsets":[0,0]}}',
-        '{"a":{"dtype":"U8","shape":[18446744073709551618],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[' + "1," * 63 + '2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[' + "1," * 64 + '2],"data_offsets":[0,2]}}',
-        '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"__metadata__":{"k":"v"}}',
-        '{"__metadata__":{"k":1},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__metadata__":{"k":"\\ud800"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__metadata__":{"k":"}"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__metadata__":{"k":"\\"}"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__metadata__":{"a":"b","a":"b"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"__mXtadata__":{},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
-        '{"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}',
-        '{"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-        "{}",
-        '{"__metadata__":{}}',
+        (CHAT, "safe"),
+        (BREAKOUT, "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{{ x|attr('__class__') }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "unsafe"),
     ],
 )
-def test_headers_at_the_edge(patch: pytest.MonkeyPatch, header: str) -> None:
-    for align in (1, 8):
-        for nbytes in (0, 2):
-            both(patch, handmade.from_header(header, bytes(nbytes), align=align), "safetensors")
-
-
-def test_every_cut_of_a_header() -> None:
-    """No cut is read beyond its end, and none gives tensors."""
-    table = {
-        "__metadata__": {"a": "b"},
-        **{f"t{i}": {"dtype": "U8", "shape": [1, 1], "data_offsets": [i, i + 1]} for i in range(3)},
+def test_chat_templates(template: str, verdict: str, tmp_path: Path) -> None:
+    files = {
+        "m.gguf": gguf(template),
+        "tokenizer_config.json": json.dumps({"chat_template": template}),
+        "list.json": json.dumps({"chat_template": [{"name": "default", "template": template}]}),
+        "chat_template.jinja": template,
+        "m.safetensors": handmade.safetensors([("w", "F32", [1], bytes(4))], {"chat_template": template}),
     }
-    text = header_text(table).encode()
-    encodings = [(n, e.block_size, e.block_bytes) for n, e in DTYPES.items()]
-    assert scan.safetensors_header(text, 0, 3, encodings) is not None
-    for end in range(len(text)):
-        assert scan.safetensors_header(text[:end], 0, 3, encodings) is None
-        assert scan.safetensors_header(text[end:], 0, 3, encodings) is None or end == 0
+    for name, data in files.items():
+        report = scan(put(tmp_path, name, data))
+        assert report.verdict == verdict, name
+        wanted = "chat-template" if verdict == "safe" else "suspicious-template"
+        assert [f.code for f in report.findings] == [wanted]
+        (tmp_path / name).unlink()
 
 
-# --- GGUF
+def test_code_in_metadata_and_code_to_be_run(tmp_path: Path) -> None:
+    report = scan(put(tmp_path, "m.safetensors", handmade.safetensors([], {"info": "import os; os.system('x')"})))
+    assert (report.verdict, report.findings[0].code) == ("unknown", "suspicious-text")
+    report = scan(put(tmp_path, "config.json", json.dumps({"auto_map": {"AutoModel": "modeling.Mine"}})))
+    assert (report.verdict, report.findings[0].code) == ("unknown", "remote-code")
+    report = scan(put(tmp_path, "modeling.py", "print('hello')"))
+    assert (report.verdict, report.findings[0].code) == ("unknown", "program")
 
 
-@st.composite
-def ggufs(draw: st.DrawFn, usual: bool) -> bytes:
-    """A valid file; `usual`: little-endian of version 2 or 3, with names as ggml takes them."""
-    version, order = draw(st.sampled_from([(2, "<"), (3, "<")] if usual else [(1, "<"), (2, ">"), (3, ">")]))
-    names = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12)
-    tensors = []
-    for name in draw(st.lists(names, unique=True, min_size=1, max_size=6)):
-        kind = draw(st.sampled_from(sorted(TYPES)))
-        e = TYPES[kind]
-        shape = draw(st.lists(st.integers(0, 3), max_size=3))
-        shape = [*shape, e.block_size * draw(st.integers(0, 2))] if e.block_size > 1 else shape
-        numel = int(np.prod(shape, dtype=np.int64))
-        tensors.append((name, shape, kind, bytes(numel // e.block_size * e.block_bytes)))
-    align = draw(st.sampled_from([8, 32, 64]))
-    vocabulary = draw(st.lists(st.binary(max_size=6), max_size=12))
-    keys = [
-        ("general.architecture", "STRING", "llama"),
-        ("general.alignment", "UINT32", align),
-        ("tokenizer.ggml.tokens", "ARRAY", ("STRING", vocabulary)),
-        ("tokenizer.ggml.scores", "ARRAY", ("FLOAT32", [1.0] * len(vocabulary))),
-    ]
-    return Gguf(version, order).file(keys, tensors, align=align)
+def test_onnx_operators_of_somebody(tmp_path: Path) -> None:
+    for domain, verdict in (("", "safe"), ("ai.onnx.contrib", "unknown")):
+        graph = helper.make_graph([helper.make_node("PyOp", ["x"], ["y"], domain=domain)], "g", [], [])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, 1)])
+        onnx.save_model(model, tmp_path / "m.onnx")
+        assert scan(tmp_path / "m.onnx").verdict == verdict
 
 
-@given(ggufs(usual=True))
-def test_valid_files_are_scanned(patch: pytest.MonkeyPatch, blob: bytes) -> None:
-    assert both(patch, blob)
+def test_a_folder_is_as_good_as_its_worst_file(tmp_path: Path) -> None:
+    put(tmp_path, "a.pt", GOOD)
+    put(tmp_path, "config.json", "{}")
+    assert scan(tmp_path).verdict == "safe"
+    (tmp_path / "inner").mkdir()
+    put(tmp_path / "inner", "b.bin", file(state_dict(a=SYSTEM)))
+    report = scan(tmp_path)
+    assert report.verdict == "unsafe"
+    assert "inner/b.bin" in report.reason
 
 
-@given(ggufs(usual=False))
-def test_old_and_big_endian_files(patch: pytest.MonkeyPatch, blob: bytes) -> None:
-    assert not both(patch, blob)
+def test_the_report_is_frozen_and_shown(tmp_path: Path) -> None:
+    name = b"\x80\x04\x8c\x02os\x8c\x22<script>alert(1)</script>\x1b[31m\xe2\x80\xaex\x93."
+    report = scan(put(tmp_path, "m.pkl", name))
+    with pytest.raises(AttributeError):
+        report.verdict = "safe"
+    html, shown = report._repr_html_(), str(report)
+    assert "<script" not in html
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "unsafe" in html
+    assert "unsafe" in shown
 
 
-@given(st.data())
-def test_mutated_files(patch: pytest.MonkeyPatch, data: st.DataObject) -> None:
-    blob = bytearray(data.draw(ggufs(usual=True)))
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(blob) - 1))
-        kind = data.draw(st.sampled_from(["byte", "number", "cut", "delete", "insert"]))
-        if kind == "byte":
-            blob[at] = data.draw(st.sampled_from([0, 1, 4, 5, 10, 64, 0x80, 0xFF]))
-        elif kind == "number":
-            blob[at : at + 8] = struct.pack("<Q", data.draw(st.sampled_from(ABSURD)))
-        elif kind == "cut" and at:
-            del blob[at:]
-        elif kind == "delete":
-            del blob[at : at + data.draw(st.integers(1, 9))]
-        else:
-            blob[at:at] = data.draw(st.binary(min_size=1, max_size=9))
-    both(patch, bytes(blob), "gguf")
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = str(put(tmp_path, "good.pt", GOOD)), str(put(tmp_path, "bad.pt", file(state_dict(a=SYSTEM))))
+    odd = str(put(tmp_path, "odd.bin", b"\x01\x02\x03"))
+    assert main(["model", "scan", good]) == 0
+    assert "safe" in capsys.readouterr().out
+    assert main(["model", "scan", good, bad]) == 1
+    out = capsys.readouterr().out
+    assert "os.system" in out
+    assert "unsafe" in out
+    assert main(["model", "scan", odd]) == 1
+    assert "unknown" in capsys.readouterr().out
+    assert main(["model", "scan", str(tmp_path / "missing"), good]) == 3
+    assert "No such file" in capsys.readouterr().err
+    assert main(["model", "scan", "--json", good, bad]) == 1
+    documents = json.loads(capsys.readouterr().out)
+    assert [d["verdict"] for d in documents] == ["safe", "unsafe"]
+    assert documents[1]["schema_version"] == 1
+    asked = documents[1]["globals"][0]
+    assert asked == {"path": "os.system", "count": 1, "verdict": "dangerous", "where": "m/data.pkl"}
+    assert main(["model", "scan", "--json", good]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("tensors", "scanned"),
-    [
-        ([("a", [2], 0, bytes(8)), ("b", [], 0, bytes(4))], True),
-        ([("", [0], 0, b""), ("b", [3, 0], 8, b"")], True),
-        ([("x" * 63, [1], 24, b"1")], True),
-        ([("x" * 64, [1], 24, b"1")], False),  # a warning is due
-        ([("a\nb", [1], 24, b"1"), ("a", [1], 24, b"1")], False),
-        ([("a", [1], 24, b"1"), ("a", [1], 24, b"1")], False),
-        ([(b"\xff", [1], 24, b"1")], False),
-        ([("a", [1, 1, 1, 1], 24, b"1")], True),
-        ([("a", [1, 1, 1, 1, 1], 24, b"1")], False),
-        ([("a", [32, 33], 8, bytes(32 * 34))], False),
-        ([("a", [], 8, b"")], False),
-        ([("a", [1], 4, b"1")], False),
-        ([("a", [1], 43, b"1")], False),
-        ([("a", [1], 2**32 - 1, b"1")], False),
-        ([("a", [2**62, 4], 24, b"")], False),
-        ([("a", [2**63], 24, b"")], False),
-        ([("a", [64], 24, b"1")], False),
-        ([("a", [1], 24, bytes(40)), ("b", [1], 24, b"1")], False),  # a gap
-    ],
-)
-def test_tables_at_the_edge(patch: pytest.MonkeyPatch, tensors: list[Any], scanned: bool) -> None:
-    assert both(patch, Gguf().file([("general.architecture", "STRING", "x")], tensors)) == scanned
-
-
-def test_every_cut_of_a_table() -> None:
-    """No cut is read beyond its end, and none gives tensors."""
-    made = Gguf()
-    table = b"".join(made.info(f"t{i}", [1, 1], 24, 32 * i) for i in range(3))
-    blocks = gguf._blocks()
-    assert scan.gguf_tensors(table, 0, 1 << 20, 3, blocks, 32) is not None
-    for end in range(1, len(table)):
-        assert scan.gguf_tensors(table[:end], 0, 1 << 20, 3, blocks, 32) is None
-
-
-# --- strings
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_large_vocabulary(patch: pytest.MonkeyPatch, version: int, order: str) -> None:
-    """Strings across the windows of the reader, empty ones, and one longer than a window."""
-    words = [b"%d" % i * (i % 7) for i in range(200_000)]
-    words[1000], words[150_000] = b"x" * 70_000, b"y" * 1_500_000
-    made = Gguf(version, order)
-    payload = b"".join(map(made.string, words))
-    count = made.pack("I" + made.word, 8, len(words))
-    keys = [made.string(b"a") + made.pack("I", 9) + count + payload, made.string(b"b") + made.value("UINT8", 7)]
-    blob = b"GGUF" + made.pack("I" + made.word * 2, version, 0, 2) + b"".join(keys)
-    both(patch, blob)
-    model = open_source(BytesSource(blob, "model.gguf"))
-    assert model.metadata["b"] == 7
-    for i in (0, 999, 1000, 1001, 149_999, 150_000, 199_999):
-        assert model.metadata["a"][i].encode() == words[i]
-    both(patch, blob[: len(blob) // 2])
-
-
-@given(st.lists(st.binary(max_size=9), max_size=20), st.integers(0, 40), st.integers(0, 25))
-def test_skip_strings(words: list[bytes], cut: int, count: int) -> None:
-    """Against the arithmetic of lengths: all that stand whole, and no further."""
-    data = b"".join(struct.pack("<Q", len(w)) + w for w in words)
-    data = data[: max(len(data) - cut, 0)] or b"\0"
-    ends = [0]
-    for w in words[:count]:
-        if ends[-1] + 8 + len(w) > len(data):
-            break
-        ends.append(ends[-1] + 8 + len(w))
-    assert scan.skip_strings(data, 0, count) == (ends[-1], count - len(ends) + 1)
-    starts = scan.string_starts(data, count) if count else None
-    assert (None if starts is None else list(starts)) == (ends[:-1] if count == len(ends) - 1 and count else None)
-
-
-@pytest.mark.parametrize("length", [2**63 - 1, 2**63, 2**64 - 1, 2**62, 9])
-def test_absurd_lengths_stop_the_skipping(length: int) -> None:
-    data = struct.pack("<Q", 1) + b"a" + struct.pack("<Q", length) + b"12345678"
-    assert scan.skip_strings(data, 0, 5) == (9, 4)
-    assert scan.string_starts(data, 2) is None
+def test_integers_are_no_code(tmp_path: Path) -> None:
+    assert scan(put(tmp_path, "m.pt", file(state_dict(a=integer(1 << 100))))).verdict == "safe"

@@ -83,8 +83,9 @@ def hidden_pickles(data: bytes) -> Iterator[Machine]:
             if text[:1] == b"\x80":
                 inner = data[found.start() : found.start() + 65_536]
             else:
-                whole = text[: len(text) // 4 * 4]
-                inner = base64.b64decode(whole) if text[:1] == b"g" else bytes.fromhex(whole.decode())
+                unit = 4 if text[:1] == b"g" else 2
+                whole = text[: len(text) // unit * unit]
+                inner = base64.b64decode(whole) if unit == 4 else bytes.fromhex(whole.decode())
         except ValueError:
             continue
         machine = Machine(inner)
