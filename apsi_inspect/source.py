@@ -213,6 +213,12 @@ class FileSource:
             except BufferError:  # a view is in use: the map goes when the last view does
                 return
 
+    def __del__(self) -> None:
+        # A model that was dropped without `close`; `_fd` is missing where the file could not be opened.
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def __enter__(self) -> Self:
         return self
 

@@ -18,7 +18,6 @@ import numpy as np
 import pint
 import pytest
 import safetensors.numpy
-import torch
 from hypothesis import given
 
 import apsi_inspect as ai
@@ -111,6 +110,11 @@ def test_large_arrays_of_any_layout(dtype: str, tmp_path: Path) -> None:
     }
     loaded = trip(tree, tmp_path)
     assert same(tree, loaded)
+
+
+def torch_or_skip() -> Any:
+    """torch, whose tensors some tests save; an extra of its own."""
+    return pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 
 class TestStructure:
@@ -238,6 +242,9 @@ class TestStructure:
 
 class TestLibraries:
     def test_torch(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip(
+            "torch", reason="torch, whose tensors are saved here, is not installed (extra: torch)"
+        )
         t = torch.arange(24, dtype=torch.float32).reshape(4, 6)
         tree = {
             "f32": t,
@@ -266,6 +273,8 @@ class TestLibraries:
             assert loaded[name].dtype.name == str(value.dtype).removeprefix("torch.")
 
     def test_torch_ties(self, tmp_path: Path) -> None:
+        torch = torch_or_skip()
+
         class Tied(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -277,12 +286,16 @@ class TestLibraries:
         assert list(loaded) == ["embed.weight", "head.weight"]
         assert loaded["embed.weight"] is loaded["head.weight"]
 
-    @pytest.mark.parametrize(
-        "bad", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.complex128)]
-    )
-    def test_torch_refused(self, bad: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["sparse", "meta", "complex128"])
+    def test_torch_refused(self, kind: str, tmp_path: Path) -> None:
+        torch = torch_or_skip()
+        bad = {
+            "sparse": torch.zeros(2, 2).to_sparse(),
+            "meta": torch.zeros(2, device="meta"),
+            "complex128": torch.zeros(2, dtype=torch.complex128),
+        }
         with pytest.raises(ValueRefusedError, match=r"^a\.b: "):
-            trip({"a": {"b": bad}}, tmp_path)
+            trip({"a": {"b": bad[kind]}}, tmp_path)
 
     def test_array_likes(self, tmp_path: Path) -> None:
         """jax arrays and their like: whatever has shape, dtype and ``__array__``."""

@@ -185,3 +185,16 @@ def test_paths_of_every_kind(tmp_path: Path) -> None:
     with open(raw, "wb") as f:
         f.write(b"y")
     assert FileSource(raw).read_at(0, 1) == b"y"  # type: ignore[arg-type]
+
+
+def test_a_source_that_is_dropped_releases_its_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    path.write_bytes(b"12345678")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        assert bytes(FileSource(path).view(2, 3)) == b"345"
+    with pytest.raises(FileNotFoundError):
+        FileSource(tmp_path / "missing")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 24  # bytes: up to here, what looks usual is one piece
 ENTRIES = 4096
+MAX_STRINGS = 1_000_000  # of metadata
 
 _SPACE = rb"[ \t\r\n]*+"
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -25,7 +26,7 @@ _NUMBERS = rb"\[[^\[\]{}\":]{0,4096}+\]"
 _BARE = rb'[^"{}\[\]]{1,1024}+'  # colons, commas, numbers, white space
 # An entry: an object of at least the three fields and at most a dozen more, none of them deeper than a list of numbers.
 _ENTRY = rb"\{(?=[^}]{40})(?:" + _STRING + rb"|" + _BARE + rb"|" + _NUMBERS + rb"){1,64}+\}"
-_STRINGS = rb"\{(?:" + _STRING + rb"|" + _BARE + rb"){0,1000000}+\}"
+_STRINGS = rb"\{(?:" + _STRING + rb"|" + _BARE + rb"){0,%d}+\}" % (4 * MAX_STRINGS)
 _METADATA = rb'"__metadata__"' + _SPACE + rb":" + _SPACE + rb"(?:null|" + _STRINGS + rb")"
 _MEMBER = rb"(?:" + _METADATA + rb"|" + _STRING + _SPACE + rb":" + _SPACE + _ENTRY + rb")" + _SPACE
 _BEGIN = re.compile(_SPACE + rb"\{" + _SPACE)
@@ -67,4 +68,9 @@ def pieces(text: bytes, file: str) -> Iterator[bytes]:
     else:
         if begin:
             return
-    raise ModelFileError(file, f"header of {len(text)} bytes is not a JSON table of tensors: byte {position} breaks it")
+    raise ModelFileError(
+        file,
+        f"header of {len(text)} bytes: what begins at byte {position} of it is not read",
+        hint=f"either no entry of a tensor table, or absurdly large: at most {MAX_STRINGS} metadata texts, "
+        "16 fields an entry and 4096 characters of shape are read in a header of this size",
+    )
