@@ -51,7 +51,7 @@ def test_info_of_an_index(data: Path) -> None:
 
 
 def test_glob_and_sort() -> None:
-    done = run("model", "info", REAL, "--tensors", "core.block.pw.*", "--sort=-nbytes", "--json")
+    done = run("model", "info", REAL, "--tensors", "core.block.pw.*", "--sort", "-nbytes", "--json")
     assert [t["name"] for t in json.loads(done.stdout)["tensors"]] == [
         "core.block.pw.weight.qweight",
         "core.block.pw.bias",

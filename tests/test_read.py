@@ -107,7 +107,28 @@ def test_parts_equal_numpy(llama: ai.ModelFile, name: str, key: object) -> None:
     assert np.array_equal(t[key], expected)
 
 
-@pytest.mark.parametrize("key", [[1, 3], np.array([0, 2]), (slice(None), [5, 1]), None, (None, 1)])
+MASK = np.arange(128) % 50 == 3
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        [1, 3],
+        [[0, 5], [7, 7]],
+        np.array([0, -2]),
+        MASK,
+        ([3, 1], slice(40, 60)),
+        ([3, 1], 7),
+        ([3, 1], [5, 1]),
+        (slice(None), [5, 1]),
+        (slice(1, 90, 40), slice(250, 3, -9)),
+        np.int64(3),
+        [],
+        None,
+        (None, 1),
+        (np.zeros((128, 256), bool)),
+    ],
+)
 def test_other_keys_equal_numpy(llama: ai.ModelFile, key: object) -> None:
     t = llama["blk.0.attn_v.weight"]
     assert np.array_equal(t[key], np.asarray(t)[key])  # type: ignore[index]
@@ -124,9 +145,11 @@ def test_a_part_decodes_only_its_blocks(llama: ai.ModelFile, monkeypatch: pytest
 
     decode = read.decode
     monkeypatch.setattr(read, "decode", spy)
-    part = llama["token_embd.weight"][7, 40:50]  # Q8_0: blocks of 32, so one block of one row
-    assert seen == [(1, 32)]
-    assert part.shape == (10,)
+    t = llama["token_embd.weight"]  # Q8_0: blocks of 32
+    assert t[7, 40:50].shape == (10,)
+    assert t[::100, -1].shape == (4,)
+    assert t[[5, 300]].shape == (2, 256)
+    assert seen == [(32,), (4, 32), (2, 256)]
 
 
 def test_parts_of_quantized_tensors(data: Path) -> None:
@@ -160,3 +183,12 @@ def test_equal_to_safetensors_on_the_real_model() -> None:
 def test_unknown_name_offers_the_nearest(llama: ai.ModelFile) -> None:
     with pytest.raises(ai.TensorNotFoundError, match=r"did you mean 'blk\.0\.attn_q\.weight'"):
         llama["blk.0.attn_q.weigth"]
+
+
+def test_an_empty_tensor_of_absurd_dimensions(tmp_path: Path) -> None:
+    header = '{"w":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}'
+    (tmp_path / "m.safetensors").write_bytes(handmade.from_header(header))
+    t = ai.open(tmp_path / "m.safetensors")["w"]
+    assert (t.numel, t.nbytes) == (0, 0)
+    with pytest.raises(ai.ValueRefusedError, match="'w': NumPy has no array"):
+        np.asarray(t)

@@ -58,13 +58,24 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _joined(argv: list[str]) -> list[str]:
+    """``--sort -nbytes`` as ``--sort=-nbytes``: argparse would take the column for an option."""
+    out: list[str] = []
+    for word in argv:
+        if out and out[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
+            out[-1] = f"--sort={word}"
+        else:
+            out.append(word)
+    return out
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `apsi` and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? rather than failing
             stream.reconfigure(errors="replace")
     try:
-        argv = sys.argv[1:] if argv is None else list(argv)
+        argv = _joined(sys.argv[1:] if argv is None else list(argv))
         args = _parser(argv).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..encodings.values import aligned_empty, decode, decode_scaled
-from ..errors import ApsiError, visible
+from ..errors import ApsiError, ValueRefusedError, quote, visible
 from ..listing import human_size
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def read_tensor(tensor: Tensor, out: NDArray[Any] | None = None) -> NDArray[Any]
         return decode_scaled(
             tensor.encoding, tensor.raw(), _scales(tensor), tensor.shape, q.axis, q.block, q.packing, out
         )
+    if tensor.numel == 0 and max(tensor.shape) >> 32:  # NumPy multiplies the other dimensions too
+        raise ValueRefusedError(f"tensor {quote(tensor.name)}: NumPy has no array of the shape {tensor.shape}")
     return decode(tensor.info.encoding, tensor.raw(), tensor.shape, out=out, swap=_swapped(tensor))
 
 
@@ -74,11 +76,8 @@ def read_part(tensor: Tensor, key: Any) -> NDArray[Any]:
     key = key if isinstance(key, tuple) else (key,)
     if tensor.qparams is not None or not tensor.info.encoding.is_block:
         return _plain_part(tensor, key)
-    bounds = _bounds(tensor.shape, key)
-    if bounds is None:
-        return _index(read_tensor(tensor), key)
-    spans, rest = bounds
-    return _index(_block_box(tensor, spans), rest)
+    split = _outer_and_last(tensor.shape, key)
+    return _index(read_tensor(tensor), key) if split is None else _block_part(tensor, *split)
 
 
 def _index(values: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
@@ -160,19 +159,66 @@ def _bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[tuple[in
     return spans, tuple(rest)
 
 
-def _block_box(tensor: Tensor, spans: list[tuple[int, int]]) -> NDArray[Any]:
-    """Decode the blocks that a box touches; blocks run along the last axis."""
+def _outer_and_last(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int | slice] | None:
+    """The key of all axes but the last, and that of the last; None where only the whole tensor will do.
+
+    Blocks run along the last axis, so that NumPy can pick rows of blocks before anything is decoded: by integers and
+    slices, or by one array of integers (or of bools, a dimension long) among slices.
+    """
     import numpy as np
 
-    encoding = tensor.info.encoding
-    *outer, (lo, hi) = spans
-    size, per_row = encoding.block_size, tensor.shape[-1] // encoding.block_size
-    first, last = lo // size, -(-hi // size)
-    blocks = np.frombuffer(tensor.raw(), np.uint8).reshape(*tensor.shape[:-1], per_row, encoding.block_bytes)
-    cut = blocks[(*(slice(a, z) for a, z in outer), slice(first, last))]
-    shape = (*cut.shape[:-2], (last - first) * size)
-    values = decode(encoding, np.ascontiguousarray(cut).reshape(-1), shape, swap=_swapped(tensor))
-    return values[..., lo - first * size : hi - first * size]
+    if not shape or sum(k is Ellipsis for k in key) > 1 or len(key) - (any(k is Ellipsis for k in key)) > len(shape):
+        return None
+    *outer, last = _ellipsis(key, len(shape))
+    arrays = 0
+    for i, k in enumerate(outer):
+        if isinstance(k, list | np.ndarray):
+            outer[i] = picked = np.asarray(k)
+            if picked.dtype.kind not in "iu" and not (picked.dtype.kind == "b" and picked.ndim == 1):
+                return None
+            arrays += 1
+        elif not _is_basic(k):
+            return None
+    if (
+        not _is_basic(last)
+        or arrays > 1
+        or (arrays and not all(isinstance(k, slice | np.ndarray) for k in (*outer, last)))
+    ):
+        return None
+    return tuple(outer), last
+
+
+def _is_basic(key: Any) -> bool:
+    import numpy as np
+
+    return isinstance(key, slice | np.integer) or (isinstance(key, int) and not isinstance(key, bool))
+
+
+def _block_part(tensor: Tensor, outer: tuple[Any, ...], last: int | slice) -> NDArray[Any]:
+    """Decode the blocks that the picked rows need, and no others."""
+    import numpy as np
+
+    encoding, row = tensor.info.encoding, tensor.shape[-1]
+    if isinstance(last, slice):
+        picked = range(row)[last]
+        lo, hi = (min(picked), max(picked) + 1) if len(picked) else (0, 0)
+    else:
+        if not -row <= last < row:
+            raise IndexError(f"index {last} is out of bounds for axis {tensor.ndim - 1} with size {row}")
+        lo = int(last) % row
+        hi = lo + 1
+    size = encoding.block_size
+    first, end = lo // size, -(-hi // size)
+    raw = np.frombuffer(tensor.raw(), np.uint8)
+    blocks = raw.reshape(*tensor.shape[:-1], row // size, encoding.block_bytes)[(*outer, slice(first, end))]
+    shape = (*blocks.shape[:-2], (end - first) * size)
+    values = decode(encoding, np.ascontiguousarray(blocks).reshape(-1), shape, swap=_swapped(tensor))
+    if not isinstance(last, slice):
+        return _index(values, (..., lo - first * size))
+    if not len(picked):
+        return _index(values, (..., slice(0)))
+    start, stop = picked.start - first * size, picked.stop - first * size
+    return _index(values, (..., slice(start, stop if stop >= 0 else None, picked.step)))
 
 
 def stream(tensor: Tensor, chunk: int = STREAM, *, widen: bool = False) -> Iterator[NDArray[Any]]:
