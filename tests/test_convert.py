@@ -28,6 +28,7 @@ from apsi_inspect.errors import ModelFileError, ValueRefusedError, VerificationE
 from apsi_inspect.formats.gguf import TYPES
 from apsi_inspect.formats.safetensors import DTYPES
 from apsi_inspect.ops import inputs
+from apsi_inspect.ops.shared import Shared
 from apsi_inspect.ops.targets import CONTAINERS, menu_of
 
 from . import ggml_oracle, handmade
@@ -228,6 +229,21 @@ def test_the_bytes_do_not_depend_on_threads_or_pieces(tmp_path: Path, monkeypatc
             ai.convert(src, tmp_path / dst, dtype, threads=threads, force=True, durable=False)
         found.add((tmp_path / "o.gguf").read_bytes() + (tmp_path / "o.apsim").read_bytes())
     assert len(found) == 1
+
+
+def test_only_lent_buffers_are_taken_back() -> None:
+    shared = Shared()
+    mine = np.arange(200, dtype=np.uint8)
+    for piece in (mine, mine[3:90], b"bytes", memoryview(mine)):
+        shared.give_back(piece)
+    lent = shared.buffer(100)
+    assert lent.ctypes.data % 64 == 0
+    assert not np.shares_memory(lent, mine)
+    shared.give_back(lent)
+    shared.give_back(lent)
+    again, other = shared.buffer(50), shared.buffer(50)
+    assert np.shares_memory(again, lent)
+    assert not np.shares_memory(again, other)
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from ..formats.apsim_write import Extras, Item, Written
 from ..qtensor import packed_shape
 from .gguf import Planned, blob_of
 from .inputs import ScaledInput, even_cuts
-from .recode import Overflows, ScaledMaker
+from .recode import ScaledMaker
+from .shared import Shared
 
 if TYPE_CHECKING:
     from ..encodings import Encoding
@@ -48,7 +49,7 @@ class FilePlan(NamedTuple):
 
 
 def items_of(
-    planned: Sequence[Planned], pipeline: Pipeline, overflows: Overflows, container: str, block: int | str | None
+    planned: Sequence[Planned], pipeline: Pipeline, shared: Shared, container: str, block: int | str | None
 ) -> list[Item]:
     """The tensors as a file of the safetensors family holds them; quantized ones as codes and scales."""
     out = []
@@ -56,7 +57,7 @@ def items_of(
         if p.choice.encoding.kind == "scaled":
             out.append(_scaled_item(p, pipeline, block))
         else:
-            out.append(Item(blob_of(p, pipeline, overflows), unit=p.unit if container == "apsim" else None))
+            out.append(Item(blob_of(p, pipeline, shared), unit=p.unit if container == "apsim" else None))
     return out
 
 

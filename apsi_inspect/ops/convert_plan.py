@@ -18,12 +18,12 @@ from ..tree import from_names
 from ..tree_write import needs_skeleton
 from . import carry, convert_files
 from .changes import ConversionReport, KeyChange
-from .gguf import Planned, change_of, overflow_findings, plan_gguf, report_of, with_extras, write_gguf
+from .gguf import Planned, change_of, plan_gguf, report_of, with_extras, write_gguf
 from .gguf_keys_of import ALIGN, Keys, file_keys, with_alignment
 from .inputs import input_of
 from .pipeline import Pipeline
-from .recode import Overflows
 from .replace import check_target, others_of
+from .shared import Shared
 from .targets import assign, choose, parse_rules
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: O
 
 
 def _to_family(model: ModelFile, planned: list[Planned], said: carry.Carried, o: Options) -> Conversion:
-    overflows, pipeline = Overflows(), Pipeline(o.threads)
-    items = convert_files.items_of(planned, pipeline, overflows, o.container, o.block)
+    shared, pipeline = Shared(), Pipeline(o.threads)
+    items = convert_files.items_of(planned, pipeline, shared, o.container, o.block)
     shards = [items] if o.limit is None else split(items, o.limit)
     fields: dict[str, str] | None = None
     if o.container == "apsim":
@@ -167,7 +167,7 @@ def _to_family(model: ModelFile, planned: list[Planned], said: carry.Carried, o:
         with pipeline:
             step = _counter(progress, sum(sizes.values()))
             convert_files.write(files, extras, fields, o.by, pipeline, o.durable, step, stale)
-        return overflow_findings(overflows)
+        return shared.findings()
 
     return Conversion(_finish(report, model, changes), run)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..atomic import Files, remove
 from ..encodings import Encoding
-from ..errors import UnknownFormatError, quote
+from ..errors import UnknownFormatError
 from ..formats import gguf_extras, gguf_write
 from ..formats.gguf_keys import known_type
 from ..formats.gguf_values import Value, python
@@ -31,8 +31,9 @@ from .lazy import MetadataRecord, lazy_tree
 from .leaves import identity, to_array
 from .open import open as open_model
 from .pipeline import Pipeline
-from .recode import Overflows, maker
+from .recode import maker
 from .save import parse_size
+from .shared import Shared
 from .targets import Choice, assign, choose, parse_dtype, parse_rules
 
 if TYPE_CHECKING:
@@ -216,9 +217,9 @@ def write_gguf(
     stale: Sequence[str] = (),
 ) -> list[Finding]:
     """Write planned tensors; `stale` files are removed when the new ones are complete."""
-    total, overflows = plan.size, Overflows()
+    total, shared = plan.size, Shared()
     with Pipeline(threads) as pipeline, Files(durable) as files:
-        blobs = [blob_of(p, pipeline, overflows) for p in planned]
+        blobs = [blob_of(p, pipeline, shared) for p in planned]
         pipeline.order([b.name for b in blobs])
         done = 0
         for name, (which, layout) in zip(plan.paths, plan.parts, strict=True):
@@ -228,6 +229,7 @@ def write_gguf(
                 position = out.write_at(position, [bytes(offset - position)])
                 for piece in blobs[i].pieces():
                     position = out.write_at(position, [piece])
+                    shared.give_back(piece)
                     if progress is not None:
                         progress(done + position, total)
             out.write_at(position, [bytes(layout.size - position)])
@@ -236,23 +238,14 @@ def write_gguf(
                 progress(done, total)
         files.commit()
     remove(stale)
-    return overflow_findings(overflows)
+    return shared.findings()
 
 
-def blob_of(p: Planned, pipeline: Pipeline, overflows: Overflows) -> Blob:
+def blob_of(p: Planned, pipeline: Pipeline, shared: Shared) -> Blob:
     """The bytes of a planned tensor in a plain or block encoding."""
-    cuts, make = maker(p.source, p.choice.encoding, overflows)
+    cuts, make = maker(p.source, p.choice.encoding, shared)
     spec = p.spec
     return pipeline.blob(spec.name, spec.encoding.name, spec.shape, spec.nbytes, cuts, make)
-
-
-def overflow_findings(overflows: Overflows) -> list[Finding]:
-    """A sentence for each tensor some of whose values became infinite."""
-    out = []
-    for (name, encoding), count in overflows.totals().items():
-        text = f"tensor {quote(name)}: {count} values are too large for {encoding} and became infinite"
-        out.append(Finding("warning", "overflow", text))
-    return out
 
 
 def report_of(path: str, planned: Sequence[Planned], plan: GgufPlan, keys: Keys) -> ConversionReport:

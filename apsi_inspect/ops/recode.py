@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .inputs import Input
+    from .shared import Shared
 
     Make = Callable[[int, int], Any]
 
@@ -47,25 +48,7 @@ _SPECIAL = {
 _NO_INFINITY = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
-class Overflows:
-    """How many values of each tensor became infinite."""
-
-    def __init__(self) -> None:
-        self.counts: list[tuple[str, str, int]] = []
-
-    def note(self, name: str, encoding: str, count: int) -> None:
-        """Called from any thread."""
-        self.counts.append((name, encoding, count))
-
-    def totals(self) -> dict[tuple[str, str], int]:
-        """(tensor, encoding) -> count."""
-        out: dict[tuple[str, str], int] = {}
-        for name, encoding, count in self.counts:
-            out[name, encoding] = out.get((name, encoding), 0) + count
-        return out
-
-
-def maker(source: Input, target: Encoding, overflows: Overflows) -> tuple[list[tuple[int, int]], Make]:
+def maker(source: Input, target: Encoding, shared: Shared) -> tuple[list[tuple[int, int]], Make]:
     """Cuts, and the function that makes the bytes of a range in a plain or block encoding."""
     if source.encoding == target or (source.encoding.name, target.name) == ("bf16", "BF16"):
         return source.cuts(target.block_size), source.raw
@@ -73,11 +56,11 @@ def maker(source: Input, target: Encoding, overflows: Overflows) -> tuple[list[t
     if target.kind not in ("float", "block"):
         return cuts, lambda a, b: _integers(source, target, a, b)
     if target.is_block and isinstance(source, FileInput) and source.direct in _WIDEN:
-        return cuts, _block_maker(source, target)
-    return cuts, lambda a, b: _floats(source, target, a, b, overflows)
+        return cuts, _block_maker(source, target, shared)
+    return cuts, lambda a, b: _floats(source, target, a, b, shared)
 
 
-def _block_maker(source: FileInput, target: Encoding) -> Make:
+def _block_maker(source: FileInput, target: Encoding, shared: Shared) -> Make:
     """Plain floats of a file to blocks, a cacheful at a time through the kernels themselves: the usual case, fast."""
     spec = _WIDEN[source.direct]
     widen = kernel(spec) if spec else None
@@ -88,7 +71,7 @@ def _block_maker(source: FileInput, target: Encoding) -> Make:
     def make(a: int, b: int) -> NDArray[np.uint8]:
         raw = source.stored(a, b)
         raw.flags.writeable = False
-        out = aligned_empty(((b - a) // size * nbytes,), np.uint8)
+        out = shared.buffer((b - a) // size * nbytes)
         for i in range(0, b - a, CACHEFUL):
             n = min(CACHEFUL, b - a - i)
             part = raw[i * item : (i + n) * item]
@@ -117,13 +100,15 @@ def _integers(source: Input, target: Encoding, a: int, b: int) -> NDArray[np.uin
     return values.astype(dtype.newbyteorder("<")).view(np.uint8)
 
 
-def _floats(source: Input, target: Encoding, a: int, b: int, overflows: Overflows) -> NDArray[np.uint8]:
+def _floats(source: Input, target: Encoding, a: int, b: int, shared: Shared) -> NDArray[np.uint8]:
     values = source.read(a, b)
-    out = encode(target, values, threads=1, name=source.name)
+    nbytes = target.nbytes(b - a)
+    assert nbytes is not None  # ranges are whole blocks
+    out = encode(target, values, out=shared.buffer(nbytes), threads=1, name=source.name)
     if target.is_block:
         _check_scales(target, out, source.name)
     elif target.name in _SPECIAL:
-        _check_special(target.name, out, values, source.name, overflows)
+        _check_special(target.name, out, values, source.name, shared)
     return out
 
 
@@ -146,7 +131,7 @@ def _check_scales(target: Encoding, out: NDArray[np.uint8], name: str) -> None:
 
 
 def _check_special(
-    encoding: str, out: NDArray[np.uint8], values: NDArray[Any], name: str, overflows: Overflows
+    encoding: str, out: NDArray[np.uint8], values: NDArray[Any], name: str, shared: Shared
 ) -> None:
     view, mask, special = _SPECIAL[encoding]
     found = int(np.count_nonzero((out.view("<" + view) & mask) == special))
@@ -159,7 +144,7 @@ def _check_special(
             "nothing was written"
         )
     if found > 0:
-        overflows.note(name, encoding, found)
+        shared.overflowed(name, encoding, found)
 
 
 def _block(fmt: str, block: int | str | None) -> int | None:
