@@ -344,3 +344,31 @@ print(len(recorder.buffer))
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "0"
+
+
+def test_the_first_compile_says_so_once(tmp_path: Path) -> None:
+    """On a terminal, with an empty cache; in a pipe, or when asked to be quiet, nothing is printed."""
+    import pty
+
+    code = (
+        "import numpy as np; from apsi_inspect.kernels.blocks import decode_q8_0\n"
+        "decode_q8_0(np.zeros(34, np.uint8), np.zeros(32, np.float32), 0, 1)"
+    )
+
+    def stderr(terminal: bool, **env: str) -> str:
+        reader, writer = pty.openpty() if terminal else os.pipe()
+        cache = {"NUMBA_CACHE_DIR": str(tmp_path / f"{terminal}{len(env)}")}
+        subprocess.run([sys.executable, "-c", code], check=True, stderr=writer, env={**os.environ, **cache, **env})
+        os.close(writer)
+        try:
+            return os.read(reader, 10_000).decode()
+        except OSError:  # the end of a terminal
+            return ""
+        finally:
+            os.close(reader)
+
+    assert stderr(True, APSI_QUIET="").strip() == (
+        "apsi_inspect: compiling for this CPU, once; `apsi warm` compiles everything ahead"
+    )
+    assert stderr(True, APSI_QUIET="1", EXTRA="1") == ""
+    assert stderr(False, APSI_QUIET="") == ""

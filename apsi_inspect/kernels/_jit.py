@@ -10,7 +10,9 @@ kernel is compiled once per process. `tests/test_kernels.py` enforces this.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -42,12 +44,25 @@ def sources_digest(module: str) -> str:
     return hashlib.sha256(b"".join((HERE / f"{name}.py").read_bytes() for name in sorted(names))).hexdigest()
 
 
+@cache
+def _say_once() -> None:
+    """Tell a person at a terminal or a notebook what the first use is waiting for; APSI_QUIET=1 silences it."""
+    if (sys.stderr.isatty() or "ipykernel" in sys.modules) and not os.environ.get("APSI_QUIET"):
+        print("apsi_inspect: compiling for this CPU, once; `apsi warm` compiles everything ahead", file=sys.stderr)
+
+
 class KernelCache(FunctionCache):
     """Numba's cache with `sources_digest` in the key; a cache that cannot be written costs time, not the result."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         module = self._py_func.__module__.rpartition(".")[2]
         return (*super()._index_key(sig, codegen), sources_digest(module))
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            _say_once()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

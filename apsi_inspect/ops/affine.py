@@ -39,8 +39,9 @@ def affine_values(tensor: Tensor, first: int = 0, last: int | None = None) -> ND
     if zero is not None:
         zeros = _wide(np.asarray(zero))
         codes = codes - (zeros.reshape(-1)[where] if where is not None else zeros.reshape(()))
-    values = codes.astype(scale.dtype) * (scale if where is not None else scale.reshape(()))
-    return values.astype(np.float32, copy=False)
+    product: NDArray[Any] = codes.astype(scale.dtype) * (scale if where is not None else scale.reshape(()))
+    values: NDArray[np.float32] = product.astype(np.float32, copy=False)
+    return values
 
 
 def _codes(tensor: Tensor, first: int, last: int) -> NDArray[Any]:
