@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from apsi_inspect.encodings import ENCODINGS
 from apsi_inspect.encodings.encode_scaled import quantize_scaled
+from apsi_inspect.encodings.run import kernel
 from apsi_inspect.encodings.scaled import PACKING
 from apsi_inspect.encodings.scaled_values import decode_scaled
 from apsi_inspect.errors import ValueRefusedError
@@ -175,7 +177,7 @@ def test_threads_layouts_and_dtypes(fmt: str) -> None:
     for y in (np.asfortranarray(x), x.astype(">f4"), x.astype(np.float64), odd[1:].view(np.float32).reshape(x.shape)):
         q = quantize_scaled(y, fmt, axis, block, threads=3)
         assert q.codes.tobytes() == expected.codes.tobytes()
-        assert (q.scale is None and expected.scale is None) or (q.scale == expected.scale).all()
+        np.testing.assert_array_equal(q.scale, expected.scale)
     if fmt != "bf16":
         one, many = (quantize_scaled(x, fmt, threads=n) for n in (1, 4))
         assert one.codes.tobytes() == many.codes.tobytes()
@@ -209,6 +211,11 @@ def test_without_cpu_features(tmp_path: Path) -> None:
             assert next(lines) == packed(twin(x, fmt, axis, 32)[0], PACKING[fmt]).hex()
 
 
+def test_encoders_that_are_named_exist() -> None:
+    for e in ENCODINGS.values():
+        assert e.encode is None or callable(kernel(e.encode)), e.name
+
+
 def test_refusals() -> None:
     x = np.ones((4, 32), np.float32)
     for bad, message in (
@@ -218,7 +225,9 @@ def test_refusals() -> None:
         ({"fmt": "int8", "block": 32}, "needs an axis"),
     ):
         with pytest.raises(ValueRefusedError, match=message):
-            quantize_scaled(x, **bad)  # type: ignore[arg-type]
+            quantize_scaled(x, **bad)
+    with pytest.raises(ValueRefusedError, match="tensor 'w': its values are complex; only real numbers"):
+        quantize_scaled(x.astype(np.complex64), "bf16", name="w")
     x[1, 2], x[3, 4] = np.nan, np.inf
     for fmt in LARGEST:
         with pytest.raises(ValueRefusedError, match=rf"tensor 'w': 2 of 128 values are not finite.*{fmt} cannot hold"):

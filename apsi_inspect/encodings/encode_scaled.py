@@ -78,7 +78,8 @@ def quantize_scaled(
     Raises
     ------
     ValueRefusedError
-        Unknown format, an axis that is not there, a block below 1, or values that are not finite (named and counted).
+        Unknown format, an axis that is not there, a block below 1, values that are no real numbers or not finite (named
+        and counted).
     """
     import numpy as np
 
@@ -86,6 +87,9 @@ def quantize_scaled(
     tensor = "" if name is None else f"tensor {quote(name)}: "
     if fmt not in PACKING:
         raise ValueRefusedError(f"{tensor}unknown format {fmt!r}; known: {', '.join(PACKING)}")
+    if array.dtype.kind not in "biuf" and (array.dtype.kind != "V" or array.dtype.type is np.void):
+        kind = "complex" if array.dtype.kind == "c" else f"{array.dtype}"
+        raise ValueRefusedError(f"{tensor}its values are {kind:.40}; only real numbers can be quantized")
     if fmt == "bf16":
         raw = encode(_BF16, array, threads=threads, name=name)
         return ScaledCodes(raw.view(numpy_dtype("bfloat16")).reshape(array.shape), None, None, "none")

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
+from ..errors import ValueRefusedError
 from .base import Encoding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class QParams(NamedTuple):
@@ -47,8 +53,18 @@ _FORMATS = {
     "bf16": (1, 2, "BF16", "none"),
 }
 SCALED: tuple[Encoding, ...] = tuple(
-    Encoding(name, size, nbytes, "float32", "scaled", "scaled:decode", "encode_scaled:encode")
+    Encoding(name, size, nbytes, "float32", "scaled", "scaled:decode")
     for name, (size, nbytes, _, _) in _FORMATS.items()
 )
 CODE_DTYPE: dict[str, str] = {name: row[2] for name, row in _FORMATS.items()}
 PACKING: dict[str, str] = {name: row[3] for name, row in _FORMATS.items()}
+
+
+def whole_number(value: Any, what: str) -> int:
+    """An int from any integer (NumPy's too); a bool, a float or a string is refused."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueRefusedError(f"{what} is {value!r:.40}; a whole number was expected")
