@@ -171,7 +171,8 @@ def _frame(model: ModelFile) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         bpw = np.where(numel > 0, 8 * nbytes / numel, np.nan)
     axis, block = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    for name, q in [*model.qparams.items(), *model.affine.items()]:
+    scales: dict[str, Any] = {**model.qparams, **model.affine}
+    for name, q in scales.items():
         i = model.index[name]
         axis[i], block[i] = -1 if q.axis is None else q.axis, -1 if q.axis is None else q.block or 0
     files = np.zeros(n, np.int64) if c.files is None else np.asarray(c.files, np.int64)

@@ -18,7 +18,7 @@ def add_parser(verbs: Any) -> None:
         "info",
         help="what is in a model file: tensors, types, metadata (headers only)",
         description="Show what is in model files. Only headers are read, whatever the size. "
-        "PATH is a .safetensors, .gguf or .apsim file, an index (*.index.json) or a folder.",
+        "PATH is a .safetensors, .gguf, .apsim, PyTorch or ONNX file, an index (*.index.json) or a folder.",
     )
     p.add_argument("paths", nargs="+", metavar="PATH")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list for several PATHs)")
