@@ -98,6 +98,17 @@ class TensorDisplay(Displayable):
         return tensor_stats(self)  # type: ignore[arg-type]
 
 
+class QTensorDisplay(Displayable):
+    """What a `QTensor` shows."""
+
+    __slots__ = ()
+
+    def _parts(self) -> Any:
+        from .notebook.render_tensors import qtensor_parts
+
+        return qtensor_parts(self)  # type: ignore[arg-type]
+
+
 class TableDisplay(Displayable):
     """What a `TensorTable` shows."""
 

@@ -7,17 +7,18 @@ enforces this.
 
 from __future__ import annotations
 
-import weakref
-from math import log10, prod
+from math import isfinite, isnan, log10, prod
 from typing import TYPE_CHECKING, Any
 
-from .display import Displayable
+from .display import QTensorDisplay
 from .encodings import ENCODINGS
-from .encodings.scaled import CODE_DTYPE, PACKING, QParams
-from .errors import ValueRefusedError, visible
+from .encodings.scaled import CODE_DTYPE, PACKING, QParams, whole_number
+from .errors import ApsiError, ValueRefusedError, visible
 from .model import Tensor, TensorInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
@@ -27,7 +28,7 @@ _ERROR_UP_TO = 1 << 22  # elements: above, a repr does not compute the error
 _CODE_DTYPE = {"int4": "int4", "fp4": "float4_e2m1fn", "fp6": "float6_e2m3fn", "fp6_e3m2": "float6_e3m2fn"}
 
 
-class QTensor(Displayable):
+class QTensor(QTensorDisplay):
     """A quantized tensor: codes, scales, and what they mean.
 
     ``np.asarray(q)`` gives the float32 values, ``q[2:4]`` a part of them, `dequantize` the values with their unit.
@@ -67,15 +68,30 @@ class QTensor(Displayable):
         block: int | None = None,
         unit: Unit | None = None,
     ) -> None:
-        if format not in PACKING:
-            raise ValueRefusedError(f"unknown format {format!r}; known: {', '.join(PACKING)}")
-        self.format, self.shape, self.unit = str(format), tuple(map(int, shape)), unit
-        self.axis = None if axis is None or format == "bf16" else axis % len(self.shape) if self.shape else axis
-        whole = 1 if self.axis is None or not self.shape else self.shape[self.axis]
-        self.block = None if self.axis is None or block is None or block >= whole else int(block)
+        if not isinstance(format, str) or format not in PACKING:
+            raise ValueRefusedError(f"unknown format {format!r:.40}; known: {', '.join(PACKING)}")
+        self.format, self.unit = str(format), unit
+        self.shape = tuple(whole_number(n, "a dimension") for n in shape)
+        self.axis, self.block = self._blocks(axis, block)
         self.packed, self.scale = packed, scale
-        self._source: Any = None
+        self._source: Callable[[], NDArray[Any] | None] | None = None  # the values this was made from, while they live
         self._check()
+
+    def _blocks(self, axis: int | None, block: int | None) -> tuple[int | None, int | None]:
+        """Axis counted from the front, block None where it is the whole axis."""
+        axis = None if axis is None else whole_number(axis, "axis")
+        block = None if block is None else whole_number(block, "block")
+        if block is not None and block < 1:
+            raise ValueRefusedError(f"a block has at least one element, not {block}")
+        if axis is None or self.format == "bf16":
+            return None, None
+        if not -len(self.shape) <= axis < len(self.shape):
+            raise ValueRefusedError(f"no axis {axis} in shape {self.shape}")
+        axis %= len(self.shape)
+        return axis, None if block is None or block >= self.shape[axis] else block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.format, self.packed, self.scale, self.shape, self.axis, self.block, self.unit)
 
     def _check(self) -> None:
         import numpy as np
@@ -105,8 +121,6 @@ class QTensor(Displayable):
             return None
         if self.axis is None:
             return ()
-        if not 0 <= self.axis < len(self.shape):
-            raise ValueRefusedError(f"no axis {self.axis} in shape {self.shape}")
         whole = self.shape[self.axis]
         count = min(whole, 1) if self.block is None else -(-whole // self.block)
         return (*self.shape[: self.axis], count, *self.shape[self.axis + 1 :])
@@ -162,7 +176,7 @@ class QTensor(Displayable):
 
     def tensor(self, name: str = "") -> Tensor:
         """The same as a `Tensor`: for statistics, slicing and views."""
-        source = _Parts(name, self.packed, self.scale)
+        source = _Parts(self.packed, self.scale)
         at, nbytes = source.codes, source.size - source.codes
         params = QParams(self.axis, self.block, self.scale_shape, at, nbytes, self.packing)
         info = TensorInfo(name, ENCODINGS[self.format], self.shape, 0, source.size, unit=self.unit, qparams=params)
@@ -194,40 +208,57 @@ class QTensor(Displayable):
         return self.shape[0]
 
     def sqnr_db(self, source: Any) -> float:
-        """Signal-to-quantization-noise ratio against the values it was made from, in dB; inf where they are equal."""
+        """Signal-to-quantization-noise ratio against the values it was made from, in dB.
+
+        inf where they are equal, NaN where some are not finite.
+
+        Raises
+        ------
+        ValueRefusedError
+            `source` is no array, or of another shape.
+        """
         import numpy as np
 
-        x = np.asarray(getattr(source, "magnitude", source), np.float64)
-        noise = float(np.sum((x - self.tensor().numpy()) ** 2))
-        signal = float(np.sum(x**2))
+        try:
+            x = np.asarray(getattr(source, "magnitude", source), np.float64)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise ValueRefusedError(f"the source cannot be read as an array of numbers: {e}") from e
+        if x.shape != self.shape:
+            raise ValueRefusedError(f"the source has shape {x.shape}, the quantized tensor {self.shape}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            noise = float(np.sum((x - self.tensor().numpy()) ** 2))
+            signal = float(np.sum(x**2))
+        if not isfinite(noise) or not isfinite(signal):
+            return float("nan")
         return float("inf") if not noise else 10 * log10(signal / noise) if signal else float("-inf")
 
-    def _remember(self, source: Any) -> None:
-        """Keep a weak reference to what this was made from, for the error in the repr."""
+    def _error(self) -> str:
+        """``20.2 dB``; empty where the source is gone, large or not finite."""
+        if self._source is None or not 0 < self.size <= _ERROR_UP_TO:
+            return ""
         try:
-            self._source = weakref.ref(source)
-        except TypeError:
-            self._source = None
-
-    def _parts(self) -> Any:
-        return self.tensor()._parts()
+            source = self._source()
+            error = float("nan") if source is None else self.sqnr_db(source)
+        except ApsiError:  # its file was closed, or its array was given another shape
+            return ""
+        return "" if isnan(error) else f"{error:.1f} dB"
 
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.shape)) or "scalar"
         along = "" if self.axis is None else f", axis {self.axis}" + (f" block {self.block}" if self.block else "")
         unit = f" [{visible(str(self.unit))}]" if self.unit is not None else ""
-        source = self._source() if self._source is not None else None
-        error = f", {self.sqnr_db(source):.1f} dB" if source is not None and 0 < self.size <= _ERROR_UP_TO else ""
-        return f"<QTensor {self.format}: {shape}{along}, {self.bpw:.3g} bpw{unit}{error}>"
+        error = self._error()
+        return f"<QTensor {self.format}: {shape}{along}, {self.bpw:.3g} bpw{unit}{error and ', ' + error}>"
 
 
 class _Parts:
-    """Codes and scales as one source of bytes."""
+    """Codes and scales as one source of bytes, which stands in no file."""
 
-    def __init__(self, name: str, packed: NDArray[Any], scale: NDArray[np.float32] | None) -> None:
+    name = ""
+
+    def __init__(self, packed: NDArray[Any], scale: NDArray[np.float32] | None) -> None:
         import numpy as np
 
-        self.name = name
         self._codes = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
         self._scale = None if scale is None else np.ascontiguousarray(scale, "<f4").reshape(-1).view(np.uint8)
         self.codes = self._codes.size

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import pint
 import pytest
-import torch
 
 import apsi_inspect as ai
 from apsi_inspect.errors import ValueRefusedError
@@ -20,7 +23,7 @@ FORMATS = ["int8", "int4", "fp8", "fp8_e5m2", "fp6", "fp6_e3m2", "fp4", "bf16"]
 LARGEST = {"int8": 127, "int4": 7, "fp8": 448, "fp8_e5m2": 57344, "fp6": 7.5, "fp6_e3m2": 28, "fp4": 6}
 rng = np.random.default_rng(0)
 X = rng.normal(size=(6, 70)).astype("f4")
-u = pint.get_application_registry()
+u: Any = pint.get_application_registry()  # type: ignore[no-untyped-call]
 
 
 def test_golden(data: Path) -> None:
@@ -47,6 +50,7 @@ def test_codes_times_scale(fmt: str) -> None:
         assert codes.dtype == ml_dtypes.bfloat16
     else:
         assert np.abs(values).max() <= LARGEST[fmt]
+        assert q.scale is not None
         values = values * np.repeat(q.scale, 32, axis=1)[:, :70]
         amax = np.stack([np.abs(X[:, i : i + 32]).max(1) for i in (0, 32, 64)], 1)
         np.testing.assert_array_equal(q.scale, amax / np.float32(LARGEST[fmt]))
@@ -74,7 +78,7 @@ def test_defaults() -> None:
 def test_slices(fmt: str, axis: int | None) -> None:
     q = ai.quantize(X, fmt, axis, None if axis is None else 4)
     whole = np.asarray(q)
-    for key in (
+    keys: Any = (
         0,
         -1,
         slice(2, 5),
@@ -83,7 +87,8 @@ def test_slices(fmt: str, axis: int | None) -> None:
         Ellipsis,
         (slice(None, None, 2), slice(1, None, 3)),
         [],
-    ):
+    )
+    for key in keys:
         np.testing.assert_array_equal(q[key], whole[key])
     assert len(q) == 6
     assert q.ndim == 2
@@ -121,13 +126,76 @@ def test_repr() -> None:
     assert "<div" in plain._repr_html_()
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_text_and_html(fmt: str, tmp_path: Path) -> None:
+    q = ai.quantize(X, fmt)
+    error = f"{q.sqnr_db(X):.1f} dB"
+    head, *rest = str(q).split("\n")
+    assert head == f"QTensor  {fmt}"
+    assert all(line.startswith("  ") for line in rest)
+    for text in (str(q), q._repr_html_()):
+        assert error in text
+        assert "signal to noise" in text
+        assert "offset" not in text
+        assert "<dt>file" not in text
+        assert "file " not in text
+        assert ("scales" in text) == ("packing" in text) == (fmt != "bf16")
+    assert error in repr(q)
+    ai.save_model(tmp_path / "m", {"w": q})
+    with ai.open(tmp_path / "m") as m:
+        head, *rest = str(m["w"]).split("\n")
+        assert head == f"w  {fmt}"
+        assert all(line.startswith("  ") for line in rest)
+        assert "values -" in rest[-1]
+        assert "file m" in str(m["w"])
+
+
+def test_error() -> None:
+    q = ai.quantize(X, "bf16")
+    assert ai.quantize(np.zeros((2, 2)), "int8").sqnr_db(np.zeros((2, 2))) == np.inf
+    for bad in (X[:1], X.T, X[None], 1.0):
+        with pytest.raises(ValueRefusedError, match="shape"):
+            q.sqnr_db(bad)
+    with pytest.raises(ValueRefusedError, match="array of numbers"):
+        q.sqnr_db("X")
+    for value in (np.nan, np.inf):
+        x = X.copy()
+        x[0, 0] = value
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            q = ai.quantize(x, "bf16")
+            assert np.isnan(q.sqnr_db(x))
+            assert "dB" not in repr(q) + str(q)
+
+
+def test_error_of_a_tensor_of_a_file(tmp_path: Path) -> None:
+    """It is told while the model is open, and the file is not kept open for it."""
+    ai.save_model(tmp_path / "m", {"w": X})
+    expected = repr(ai.quantize(X, "int8"))
+    assert expected.endswith(" dB>")
+    m = ai.open(tmp_path / "m")
+    closed, gone = (ai.quantize(m["w"], "int8") for _ in range(2))
+    assert repr(closed) == repr(gone) == repr(ai.quantize_model(m, "int8").w) == expected
+    m.close()
+    assert "dB" not in repr(closed)
+    del m
+    gc.collect()
+    assert "dB" not in repr(gone)
+
+
+def test_pickle_and_copy() -> None:
+    q = ai.quantize(u.Quantity(X, "km"), "int4")
+    for again in (pickle.loads(pickle.dumps(q)), copy.copy(q), copy.deepcopy(q)):
+        assert np.array_equal(np.asarray(again), np.asarray(q))
+        assert (again.format, again.shape, again.axis, again.block, again.unit) == ("int4", (6, 70), 1, 32, q.unit)
+        assert "dB" not in repr(again)
+
+
 class TestInputs:
     @pytest.mark.parametrize(
         "x",
         [
             X.tolist(),
-            torch.from_numpy(X),
-            torch.from_numpy(X.T.copy()).T,
             np.asfortranarray(X),
             X.astype(">f4"),
             X.astype("f8"),
@@ -136,10 +204,20 @@ class TestInputs:
     def test_same_codes(self, x: Any) -> None:
         assert np.array_equal(ai.quantize(x, "int4").packed, ai.quantize(X, "int4").packed)
 
+    def test_torch(self) -> None:
+        torch = pytest.importorskip("torch", reason="tensors of torch as input")
+        for x in (torch.from_numpy(X), torch.from_numpy(X.T.copy()).T):
+            assert np.array_equal(ai.quantize(x, "int4").packed, ai.quantize(X, "int4").packed)
+
     def test_bfloat16_of_torch(self) -> None:
+        torch = pytest.importorskip("torch", reason="bfloat16 and gradients of torch as input")
         b = torch.from_numpy(X).to(torch.bfloat16)
         expected = ai.quantize(X.astype(ml_dtypes.bfloat16), "int8")
-        assert np.array_equal(ai.quantize(b, "int8").packed, expected.packed)
+        q = ai.quantize(b, "int8")
+        assert np.array_equal(q.packed, expected.packed)
+        assert repr(q).endswith(" dB>")
+        w = torch.from_numpy(X.copy()).requires_grad_()
+        assert repr(ai.quantize(w, "int8")) == repr(ai.quantize(X, "int8"))
 
     def test_units_stay(self) -> None:
         q = ai.quantize(u.Quantity(X, "degC"), "int8")
@@ -170,12 +248,61 @@ class TestInputs:
         ("int8", {"block": 0}),
         ("int8", {"axis": None, "block": 2}),
         ("int8", {"block": "row"}),
+        ("int8", {"axis": None, "block": np.int64(2)}),
+        ("int8", {"block": True}),
+        ("int8", {"block": np.True_}),
+        ("int8", {"block": 32.0}),
+        ("int8", {"axis": 1.0}),
+        ("int8", {"axis": "a"}),
+        ("int8", {"axis": True}),
+        (["int8"], {}),
     ]
 
     @pytest.mark.parametrize(("fmt", "kwargs"), REFUSED)
     def test_refused(self, fmt: str, kwargs: Any) -> None:
         with pytest.raises(ValueRefusedError):
             ai.quantize(X, fmt, **kwargs)
+
+    def test_integers_of_numpy(self) -> None:
+        numbers: Any = (np.int64(-2), np.int8(4))
+        q = ai.quantize(X, "int8", *numbers)
+        assert (q.axis, q.block) == (0, 4)
+        assert type(q.axis) is type(q.block) is int
+        assert np.array_equal(q.packed, ai.quantize(X, "int8", 0, 4).packed)
+
+    @pytest.mark.parametrize(
+        ("x", "message"),
+        [
+            ("abc", "^str is no array.*open or load the file first"),
+            (Path("a.gguf"), "is no array.*open or load the file first"),
+            (None, "^NoneType is no array"),
+            ({"w": X}, "^dict is no array"),
+            (["a", 1.0], "its values are <U"),
+            (np.array(["a"]), "its values are <U1; only real"),
+            ([[1.0], [1.0, 2.0]], "makes no array"),
+            ([None], "its values are object"),
+            (np.zeros(3, "M8[s]"), "its values are datetime"),
+            (np.zeros(3, "V4"), "only real numbers"),
+            (1j, "its values are complex"),
+        ],
+    )
+    @pytest.mark.parametrize("fmt", FORMATS)
+    def test_no_array(self, x: Any, message: str, fmt: str) -> None:
+        with pytest.raises(ValueRefusedError, match=message):
+            ai.quantize(x, fmt)
+
+    @pytest.mark.parametrize("fmt", FORMATS)
+    def test_complex(self, fmt: str, tmp_path: Path) -> None:
+        ai.save_model(tmp_path / "m", {"w": X.astype("c8")})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ValueRefusedError, match=r"^its values are complex; only real numbers"):
+                ai.quantize(X.astype("c16"), fmt)
+            with (
+                ai.open(tmp_path / "m") as m,
+                pytest.raises(ValueRefusedError, match=r"^tensor 'w': its values are comp"),
+            ):
+                ai.quantize(m["w"], fmt)
 
 
 class TestModel:
@@ -208,6 +335,20 @@ class TestModel:
         assert [isinstance(t, QTensor) for t in (q.embed, q.l[0].w, q.l[1].w, q.head)] == [False, True, False, True]
         q = ai.quantize_model({"b": np.ones(64)}, "int8", min_ndim=1)
         assert isinstance(q.b, QTensor)
+
+    @pytest.mark.parametrize("include", ["zzz", "b", ["zzz", "y*"], []])
+    def test_globs_that_choose_nothing(self, include: Any) -> None:
+        tree = {"w": X, "b": np.ones(64)}
+        with pytest.raises(ValueRefusedError, match=r"include=.* chooses no floating tensor of 2.*tensors are w, b"):
+            ai.quantize_model(tree, "int8", include=include)
+        q = ai.quantize_model(tree, "int8", include=["w", "zzz"])
+        assert ai.quantize_model(q, "int8", include="w").w is q.w
+        assert ai.quantize_model({"b": tree["b"]}, "int8").b is tree["b"]
+
+    @pytest.mark.parametrize("path", ["m.safetensors", Path("m.safetensors")])
+    def test_path(self, path: Any) -> None:
+        with pytest.raises(ValueRefusedError, match=r"'m\.safetensors' is a path: open or load the file first"):
+            ai.quantize_model(path, "int8")
 
     def test_opened_model(self, tmp_path: Path) -> None:
         from apsi_inspect import samples
@@ -248,6 +389,15 @@ class TestQTensor:
             {"shape": (6, 72)},
             {"axis": None},
             {"block": 16},
+            {"block": 0},
+            {"block": -1},
+            {"block": True},
+            {"block": 32.0},
+            {"axis": 1.0},
+            {"axis": 3},
+            {"axis": "a"},
+            {"shape": (6.0, 70)},
+            {"format": ["int4"]},
         ]
         for change in bad:
             with pytest.raises(ValueRefusedError):
@@ -270,7 +420,7 @@ class TestQTensor:
 
     def test_every_code(self) -> None:
         nibbles = np.arange(256, dtype=np.uint8).reshape(1, -1)
-        q = QTensor("int4", nibbles, np.float32(1).reshape(()), (1, 512))
+        q = QTensor("int4", nibbles, np.ones((), np.float32), (1, 512))
         expected = list(itertools.chain.from_iterable((b & 15, b >> 4) for b in range(256)))
         signed = [v - 16 if v > 7 else v for v in expected]
         assert q.codes.reshape(-1).tolist() == signed

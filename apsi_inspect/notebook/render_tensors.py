@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from ..encodings.affine import Affine
     from ..model import Tensor
-    from ..parts import Inline, Part
+    from ..parts import Inline
+    from ..qtensor import QTensor
     from ..table import TensorTable
 
 ALL_ROWS = 320  # up to here every tensor is listed,
@@ -28,24 +29,49 @@ NAME = 120  # characters of a name
 def tensor_parts(tensor: Tensor) -> Stack:
     """What the header says of one tensor, and of a small one what its values are like."""
     info = tensor.info
-    chips: list[tuple[str, Inline]] = [
+    chips = [*_size(tensor), *_place(tensor), *_meaning(tensor), *_values(tensor)]
+    title = code(info.name) if info.name else Text("no name", "muted")
+    return Stack([Strip(title, Text(info.encoding.name, "code"), chips)])
+
+
+def qtensor_parts(q: QTensor) -> Stack:
+    """The same of a quantized tensor in memory, with its error where the source is at hand."""
+    tensor, error = q.tensor(), q._error()
+    noise: list[tuple[str, Inline]] = [("signal to noise", error)] if error else []
+    return Stack([Strip("QTensor", q.format, [*_size(tensor), *_meaning(tensor), *noise, *_values(tensor)])])
+
+
+def _size(tensor: Tensor) -> list[tuple[str, Inline]]:
+    info = tensor.info
+    return [
         ("shape", shape_text(info.shape)),
         ("elements", grouped(tensor.numel)),
         ("stored", human_size(info.nbytes)),
         ("bits per weight", f"{tensor.bpw:.2f}"),
         ("values as", "float32" if info.affine else info.encoding.dtype),
-        ("offset", str(info.offset)),
-        ("file", code(os.path.basename(tensor.source.name))),
     ]
+
+
+def _place(tensor: Tensor) -> list[tuple[str, Inline]]:
+    """Where the bytes stand; nothing of a tensor in memory."""
+    if not tensor.source.name:
+        return []
+    return [("offset", str(tensor.info.offset)), ("file", code(os.path.basename(tensor.source.name)))]
+
+
+def _meaning(tensor: Tensor) -> list[tuple[str, Inline]]:
+    """Unit and scales."""
+    info = tensor.info
+    chips: list[tuple[str, Inline]] = []
     if info.unit is not None:
         chips.append(("unit", Line([code(str(info.unit)), Text(f"({info.unit.dimension})", "muted")])))
-    if info.qparams is not None:
+    if info.qparams is not None and info.qparams.scale_shape is not None:  # bf16 has none
         q = info.qparams
         along = "whole tensor" if q.axis is None else f"axis {q.axis}, {block_text(q.block)}"
         chips += [("scales", along), ("packing", q.packing)]
     if info.affine is not None:
         chips += _affine(info.affine)
-    return Stack([Strip(code(info.name), Text(info.encoding.name, "code"), chips), *_values(tensor)])
+    return chips
 
 
 def _affine(affine: Affine) -> list[tuple[str, Inline]]:
@@ -61,7 +87,7 @@ def _affine(affine: Affine) -> list[tuple[str, Inline]]:
     return [("scale", text(affine.scale)), *zero, ("scales", along)]
 
 
-def _values(tensor: Tensor) -> list[Part]:
+def _values(tensor: Tensor) -> list[tuple[str, Inline]]:
     """What the values are like, where they are few or have been measured already."""
     from ..ops.read import BRIEF, stats_line
 
@@ -69,7 +95,7 @@ def _values(tensor: Tensor) -> list[Part]:
     if tensor.kept_stats is None and not small:
         return []
     try:
-        return [Line([Text("values", "muted"), Text(stats_line(tensor.stats()), "code")])]
+        return [("values", Text(stats_line(tensor.stats()), "code"))]
     except ApsiError:  # closed, or changed on disk: what the header said still stands
         return []
 

@@ -8,12 +8,14 @@ enforces this.
 
 from __future__ import annotations
 
+import os
+import weakref
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ..encodings.encode_scaled import quantize_scaled
-from ..encodings.scaled import PACKING
-from ..errors import ValueRefusedError
+from ..encodings.scaled import PACKING, whole_number
+from ..errors import ValueRefusedError, brief, quote
 from ..model import ModelFile, Tensor
 from ..qtensor import QTensor
 from ..tree import from_skeleton
@@ -22,7 +24,7 @@ from ..units_pint import is_quantity, unit_of
 from .leaves import identity, to_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -39,6 +41,10 @@ WHOLE_AXIS = "axis"
 def quantize(x: Any, fmt: str, axis: int | None = -1, block: int | str | None = None) -> QTensor:
     """Quantize one tensor.
 
+    `axis` is the direction in which values that share a scale lie, not the one that has many scales. A weight matrix of
+    shape (out, in) with ``axis=-1`` gets one scale a row, i.e. one for each output. PyTorch calls the same thing
+    per-channel with ``axis=0`` (its `ch_axis`): there the axis is the one along which the scales differ.
+
     Parameters
     ----------
     x
@@ -54,9 +60,9 @@ def quantize(x: Any, fmt: str, axis: int | None = -1, block: int | str | None = 
     Raises
     ------
     ValueRefusedError
-        Values that are not finite (bf16 takes them), no such format or axis.
+        Values that are not finite (bf16 takes them) or no real numbers; no such format, axis or block.
     """
-    return _quantize(x, fmt, axis, block, None)
+    return _quantize(x, fmt, axis, block, x.name if isinstance(x, Tensor) else None)
 
 
 def quantize_model(
@@ -70,6 +76,9 @@ def quantize_model(
     min_ndim: int = 2,
 ) -> Any:
     """Quantize the floating tensors of a tree; everything else stays as it is.
+
+    `axis` is the direction in which values that share a scale lie: for weights of shape (out, in) the default ``-1``
+    means one scale for each output, which PyTorch calls per-channel with ``axis=0`` (see `quantize`).
 
     Parameters
     ----------
@@ -90,9 +99,13 @@ def quantize_model(
     Raises
     ------
     ValueRefusedError
-        As `quantize`, with the tensor's name.
+        As `quantize`, with the tensor's name; `include` chooses nothing; `params` is a path.
     """
     _check_format(fmt)
+    if isinstance(params, (str, os.PathLike)):
+        raise ValueRefusedError(
+            f"{quote(os.fspath(params))} is a path: open or load the file first, and pass its model"
+        )
     if isinstance(params, ModelFile):
         params = params.tree()
     flat = flatten(params, identity)
@@ -105,6 +118,11 @@ def quantize_model(
     for name, leaf in flat.leaves.items():
         small = isinstance(leaf, QTensor) or not chosen(name) or not _is_floating(leaf, flat.paths[name], min_ndim)
         done[name] = leaf if small else _quantize(leaf, fmt, axis, block, name)
+    if include != "*" and not any(isinstance(leaf, QTensor) and chosen(name) for name, leaf in done.items()):
+        raise ValueRefusedError(
+            f"include={brief(wanted)} chooses no floating tensor of {min_ndim} or more dimensions;"
+            f" the tensors are {brief(', '.join(done))}"
+        )
     return from_skeleton(flat.skeleton, done.__getitem__)
 
 
@@ -113,7 +131,7 @@ def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_format(fmt: str) -> None:
-    if fmt not in PACKING:
+    if not isinstance(fmt, str) or fmt not in PACKING:
         raise ValueRefusedError(f"unknown format {fmt!r:.40}; known: {', '.join(PACKING)}")
 
 
@@ -134,25 +152,56 @@ def _values(x: Any) -> tuple[NDArray[Any], Unit | None]:
     unit = None
     if is_quantity(x):
         unit, x = unit_of(x, "the quantity"), x.magnitude
-    return (np.asarray(x) if isinstance(x, (list, tuple, int, float)) else to_array(x, "x")), unit
+    if isinstance(x, (list, tuple, int, float, complex)):
+        try:
+            return np.asarray(x), unit
+        except (TypeError, ValueError) as e:
+            raise ValueRefusedError(f"the list makes no array: {e}") from e
+    if not hasattr(x, "shape"):
+        hint = "; open or load the file first" if isinstance(x, (str, os.PathLike)) else ""
+        raise ValueRefusedError(f"{type(x).__name__} is no array, Tensor, Quantity or list of numbers{hint}")
+    return to_array(x, "x"), unit
+
+
+def _recall(x: Any) -> Callable[[], NDArray[Any] | None] | None:
+    """Gives the values of `x` again as long as something else keeps them: the user an array, a model its file."""
+    keeper = x.source if isinstance(x, Tensor) else x.magnitude if is_quantity(x) else x
+    try:
+        ref = weakref.ref(keeper)
+    except TypeError:  # a list, a number
+        return None
+    place = (x.info, x.byte_order) if isinstance(x, Tensor) else None
+
+    def recall() -> NDArray[Any] | None:
+        found = ref()
+        if found is None:
+            return None
+        return _values(found if place is None else Tensor(place[0], found, place[1]))[0]
+
+    return recall
+
+
+def _blocks(fmt: str, ndim: int, axis: int | None, block: int | str | None) -> tuple[int | None, int | None]:
+    """Axis and block, with the defaults of the format."""
+    axis = None if axis is None else whole_number(axis, "axis")
+    whole = isinstance(block, str) and block == WHOLE_AXIS
+    if isinstance(block, str) and not whole:
+        raise ValueRefusedError(f"block is {block!r:.40}; a number, None or 'axis' was expected")
+    size = None if block is None or whole else whole_number(block, "block")
+    if size is not None and axis is None:
+        raise ValueRefusedError(f"a block of {size} needs an axis to run along")
+    if fmt == bf16 or not ndim:
+        return None, None
+    if block is None and axis is not None and fmt not in (int8, fp8, fp8_e5m2):
+        size = DEFAULT_BLOCK
+    return axis, size
 
 
 def _quantize(x: Any, fmt: str, axis: int | None, block: int | str | None, name: str | None) -> QTensor:
     _check_format(fmt)
     array, unit = _values(x)
-    if fmt == bf16 or not array.ndim:
-        axis = block = None
-    elif axis is None:
-        if isinstance(block, int):
-            raise ValueRefusedError(f"a block of {block} needs an axis to run along")
-        block = None
-    elif block is None:
-        block = None if fmt in (int8, fp8, fp8_e5m2) else DEFAULT_BLOCK
-    elif block == WHOLE_AXIS:
-        block = None
-    elif isinstance(block, str):
-        raise ValueRefusedError(f"block is {block!r:.40}; a number, None or 'axis' was expected")
-    found = quantize_scaled(array, fmt, axis, block, name=name)
-    q = QTensor(fmt, found.codes, found.scale, array.shape, axis, block, unit)
-    q._remember(x.magnitude if is_quantity(x) else x)
+    axis, size = _blocks(fmt, array.ndim, axis, block)
+    found = quantize_scaled(array, fmt, axis, size, name=name)
+    q = QTensor(fmt, found.codes, found.scale, array.shape, axis, size, unit)
+    q._source = _recall(x)
     return q
