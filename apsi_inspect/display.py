@@ -44,7 +44,7 @@ class ModelDisplay(Displayable):
     def _parts(self) -> Any:
         from .notebook.render import model_parts
 
-        return model_parts(self)  # type: ignore[arg-type]
+        return model_parts(self, **self.shown)  # type: ignore[arg-type, attr-defined]
 
     def __repr__(self) -> str:
         from .listing import one_line

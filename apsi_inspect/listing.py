@@ -13,7 +13,7 @@ from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
-from .errors import ValueRefusedError, quote, visible
+from .errors import ModelFileError, ValueRefusedError, quote, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -287,10 +287,23 @@ def rows(model: ModelFile, tensors: str | None = None, sort: str | None = None) 
                 role,
             )
         )
+    return choose(out, tensors, sort)
+
+
+def choose(stored: list[Row], tensors: str | None = None, sort: str | None = None) -> list[Row]:
+    """Some of the rows in another order, as `rows` does it; `stored` are all of them in file order."""
+    check_sort(sort)
     if tensors is not None:
         match = glob(tensors)
-        out = [r for r in out if match(r.name)]
-    return _sorted(out, sort)
+        stored = [r for r in stored if match(r.name)]
+    return _sorted(stored, sort)
+
+
+def check_sort(sort: str | None) -> None:
+    """Refuse to sort by a column that there is not."""
+    column = (sort or "name").lstrip("-")
+    if column not in Row._fields:
+        raise ValueRefusedError(f"no column {quote(column)} to sort by; columns: {', '.join(Row._fields)}")
 
 
 def glob(pattern: str) -> Any:
@@ -306,8 +319,6 @@ def _sorted(out: list[Row], sort: str | None) -> list[Row]:
     column = sort.lstrip("-")
     if column in ("file", "offset"):
         return out[:: -1 if sort[0] == "-" else 1]
-    if column not in Row._fields:
-        raise ValueRefusedError(f"no column {quote(column)} to sort by; columns: {', '.join(Row._fields)}")
     at = Row._fields.index(column)
     out.sort(key=lambda r: natural_key(r.name))  # the order of equal values
     return sorted(out, key=lambda r: (r[at] is None, r[at] if r[at] is not None else 0), reverse=sort[0] == "-")
@@ -447,11 +458,14 @@ def brief(value: Any, limit: int = MAX_TEXT) -> str:
         return visible(value, limit)
     if isinstance(value, (list, tuple)) or hasattr(value, "element_type"):
         n = len(value)
-        if n <= 2 * 3:
-            return "[" + ", ".join(_item(v) for v in value[:]) + "]"
-        ends = ", ".join(_item(v) for v in value[:3]), ", ".join(_item(v) for v in value[n - 3 :])
         kind = f"{getattr(value, 'element_type', '').lower()}s" if hasattr(value, "element_type") else "items"
-        return f"{n:,} {kind}: [".replace(",", " ") + f"{ends[0]}, …, {ends[1]}]"
+        count = f"{n:,} {kind}".replace(",", " ")
+        try:
+            if n <= 2 * 3:
+                return "[" + ", ".join(_item(v) for v in value[:]) + "]"
+            return f"{count}: [{', '.join(map(_item, value[:3]))}, …, {', '.join(map(_item, value[n - 3 :]))}]"
+        except ModelFileError:  # a view never raises
+            return f"({count}; the file is closed or has changed)"
     if isinstance(value, float):
         return repr(value)
     return visible(str(value), limit)

@@ -252,6 +252,7 @@ class ModelFile(display.ModelDisplay, Mapping[str, Tensor]):
         self.views: Mapping[str, ByteSource] = views or {}
         self.affine: Mapping[str, Affine] = affine or {}
         self._index = index
+        self.shown: Mapping[str, Any] = {}  # options of the view: what `model_parts` takes
 
     @property
     def files(self) -> list[str]:

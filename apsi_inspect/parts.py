@@ -132,6 +132,7 @@ TONES = {
 SYMBOLS = {"good": "✓", "plain": "○", "warn": "▲", "bad": "✗"}
 _ANSI = {"good": "32", "plain": "2", "warn": "33", "bad": "31", "strong": "1", "muted": "2", "head": "2", "bar": "36"}
 _BAR = 24
+NARROW = 40  # a narrower cell loses its end, a wider one its middle
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -245,9 +246,10 @@ class _Writer:
                 room = max(widths[i] - excess, min(widths[i], 24))
                 excess -= widths[i] - room
                 widths[i] = room
+                shorten = cut if i == 0 or room >= NARROW else cut_end  # names differ at their end
                 for row in cells:
                     if cell_width(row[i][0]) > room:
-                        row[i] = (cut(row[i][0], room),) * 2
+                        row[i] = (shorten(row[i][0], room),) * 2
         return widths
 
     @staticmethod
@@ -310,6 +312,14 @@ def cut(text: str, width: int) -> str:
         keep = min(keep - 1, keep - (cell_width(out) - width) // 2)
         head = keep * 2 // 3
         out = text[:head] + "…" + text[len(text) - (keep - head) :] if keep else "…"
+    return out
+
+
+def cut_end(text: str, width: int) -> str:
+    """A text in at most `width` columns, its end replaced by ``…``."""
+    out = text
+    while cell_width(out) > width and len(out) > 1:
+        out = out[: max(len(out) - 1 - (cell_width(out) - width + 1) // 2, 0)] + "…"
     return out
 
 

@@ -61,3 +61,15 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         ai.safetensors_info(path)
     with pytest.raises(ai.ModelFileError, match="is safetensors, gguf was expected"):
         ai.gguf_info(ai.samples.path("fracast.safetensors"))
+
+
+def test_an_opened_model_will_do(tmp_path: Path) -> None:
+    (path,) = ai.samples.write(tmp_path, ["tiny-llama.gguf"])
+    with ai.open(path) as model:
+        assert ai.model_info(model) == ai.gguf_info(model) == ai.model_info(path)
+        with pytest.raises(ai.ModelFileError, match="is gguf, safetensors was expected"):
+            ai.safetensors_info(model)
+    # closed: what the header said still stands, arrays are counted
+    closed = ai.model_info(model)
+    assert closed["tensors"] == ai.model_info(path)["tensors"]
+    assert closed["metadata"]["tokenizer.ggml.tokens"] == {"type": "STRING", "count": 320, "first": [], "last": []}

@@ -11,9 +11,10 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
+import apsi_inspect as ai
 from apsi_inspect import samples
 from apsi_inspect.model import ModelFile, Tensor
-from apsi_inspect.notebook.magics import ModelView, one_path, split
+from apsi_inspect.notebook.magics import one_path, split
 from apsi_inspect.notebook.side_by_side import SideBySide
 
 
@@ -82,9 +83,11 @@ def test_assignment(shell: InteractiveShell) -> None:
 
 def test_options(shell: InteractiveShell) -> None:
     view = result(shell, "%apsi_info small.safetensors --tensors 'core.block.*' --sort -nbytes --metadata --tree")
-    assert isinstance(view, ModelView)
-    assert isinstance(view.model, ModelFile)
-    # still the model: the mapping and its facts
+    assert isinstance(view, ModelFile)
+    assert view == view
+    assert hash(view) == id(view)
+    assert len(ai.stats(view, "core.norm*")) > 0
+    # the mapping and its facts
     assert len(view) == 47
     assert isinstance(view["core.block.dw_bias"], Tensor)
     assert view.metadata["model_name"] == "fracast-0"
@@ -95,6 +98,27 @@ def test_options(shell: InteractiveShell) -> None:
     assert "<details open><summary>Metadata" in view._repr_html_()
     with pytest.raises(AttributeError):
         _ = view.nothing
+
+
+def test_semicolon_shows_nothing(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    for end in (";", " ;", "; # why"):
+        assert result(shell, f"%apsi_info small.safetensors{end}") is None
+    assert capsys.readouterr().out == ""
+    shell.run_cell("m = %apsi_info small.safetensors;", store_history=True).raise_error()
+    assert len(shell.user_ns["m"]) == 47
+    shell.run_cell("%apsi_info small.safetensors;", store_history=True).raise_error()
+    assert capsys.readouterr().out == ""
+
+
+def test_comment_is_left_out(shell: InteractiveShell) -> None:
+    assert len(result(shell, "%apsi_info small.safetensors  # it's small")) == 47
+
+
+def test_help_is_shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert result(shell, "%apsi_info --help") is None
+    assert "--tensors GLOB" in capsys.readouterr().out
+    assert result(shell, "%apsi_convert --help") is None
+    assert "--dry-run" in capsys.readouterr().out
 
 
 def test_json_is_a_plain_record(shell: InteractiveShell) -> None:
@@ -109,7 +133,7 @@ def test_cell_puts_files_side_by_side(shell: InteractiveShell) -> None:
     assert [len(m) for m in both] == [47, 67]
     assert "Tensors: 27 names in every file, 0 with a difference; 60 only in some" in str(both)
     one = result(shell, "%%apsi_info --tensors core.*\n~/my models/it's one.safetensors")
-    assert isinstance(one, ModelView)
+    assert isinstance(one, ModelFile)
     facts = result(shell, "%%apsi_info --json\nsmall.safetensors\nsmall-int8.safetensors")
     assert [f["tensor_count"] for f in facts] == [47, 67]
 
@@ -149,6 +173,13 @@ def test_help(shell: InteractiveShell) -> None:
         assert word in found["docstring"]
 
 
+def completions(shell: InteractiveShell, line: str) -> set[str]:
+    """What a notebook's tab key offers."""
+    with provisionalcompleter():
+        found = {line[: c.start] + c.text for c in shell.Completer.completions(line, len(line))}
+    return {text.partition("%apsi_info ")[2] for text in found}
+
+
 @pytest.mark.parametrize(
     ("line", "wanted", "unwanted"),
     [
@@ -158,20 +189,35 @@ def test_help(shell: InteractiveShell) -> None:
         ("%apsi_info my\\ models/it\\'s", {"my\\ models/it\\'s\\ one.safetensors"}, set()),
         ('%apsi_info "my models/it', {"\"my models/it's one.safetensors"}, set()),
         ("%apsi_info ~/small-", {"~/small-int8.safetensors"}, set()),
-        ("%apsi_info f --", {"f --tensors", "f --sort", "f --metadata", "f --tree", "f --json"}, set()),
+        ("%apsi_info f --", {"f --tensors", "f --sort", "f --metadata", "f --tree", "f --json", "f --help"}, set()),
         ("%apsi_info f --sort n", {"f --sort name", "f --sort numel", "f --sort nbytes"}, {"f --sort notes.txt"}),
         ("%apsi_info f --sort -nb", {"f --sort -nbytes"}, set()),
     ],
 )
 def test_completion(shell: InteractiveShell, line: str, wanted: set[str], unwanted: set[str]) -> None:
-    with provisionalcompleter():  # what a notebook's tab key asks for
-        found = {line[: c.start] + c.text for c in shell.Completer.completions(line, len(line))}
-    found = {text.partition("%apsi_info ")[2] for text in found}
+    found = completions(shell, line)
     assert wanted <= found
     assert not unwanted & found
 
 
+def test_completion_after_an_escaped_space(shell: InteractiveShell) -> None:
+    Path("m").mkdir()
+    for name in ("a b.safetensors", "m/a b.safetensors"):
+        shutil.copy("small.safetensors", name)
+    for typed in ("a\\ b", "a\\ b.safe", "m/a\\ b"):
+        assert completions(shell, f"%apsi_info {typed}") == {typed.partition("b")[0] + "b.safetensors"}
+
+
+@pytest.mark.parametrize("typed", ["'my models/it", "small.safetensors --tensors b", "nothing", "f --tensors "])
+def test_completion_offers_nothing_else(shell: InteractiveShell, typed: str) -> None:
+    """Neither a name that the open quote would end, nor names of Python: at most what stands there already."""
+    assert completions(shell, f"%apsi_info {typed}") <= {typed}
+
+
 def test_splitting() -> None:
     assert split("'a b' --sort -nbytes --tensors \"x.*\"") == ["a b", "--sort=-nbytes", "--tensors", "x.*"]
-    assert split("blk.0#1") == ["blk.0#1"]
+    assert split("blk.0#1 # one") == ["blk.0#1"]
+    assert split("a\\ #b '# c' # d;") == ["a #b", "# c"]
+    assert split("'a;' b;") == ["a;", "b"]
+    assert split("# all of it") == []
     assert one_path([]) == []

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from apsi_inspect import listing, samples
 from apsi_inspect.errors import ApsiError
+from apsi_inspect.notebook import render
 from apsi_inspect.notebook.render import model_parts, table_parts, tensor_parts, trust
 from apsi_inspect.notebook.side_by_side import SideBySide
 from apsi_inspect.ops.open import open as open_model
@@ -217,3 +219,44 @@ def test_showing_a_model_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code, GOLDEN / "base_profile.apsim"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_a_closed_model_is_still_shown(tmp_path: Path) -> None:
+    (path,) = samples.write(tmp_path, ["tiny-llama.gguf"])
+    with open_model(path) as model:
+        assert "320 strings: [" in str(model)
+    assert "(320 strings; the file is closed or has changed)" in str(model)
+    assert html_words(model._repr_html_()) == words(str(model))
+
+
+def test_more_than_many_tensors_are_neither_sorted_nor_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "MANY", 399)
+    shapes = dict(reversed(layers(40).items()))
+    model = open_model(write_safetensors(tmp_path / "big.safetensors", shapes))
+    monkeypatch.setattr(listing, "natural_key", None)
+    monkeypatch.setattr(render, "rows", counted := Counted(listing.rows))
+    text = str(model)
+    assert counted.calls == 1
+    assert "○ note: 400 tensors: in file order, blocks are not summed or folded" in text
+    assert "300 more tensors not shown" in text
+    assert "Structure" not in text
+    assert re.findall(r"^  (model\S+) ", text, re.M)[:100] == list(shapes)[:100]
+    assert "Structure" in to_text(model_parts(model, tree=True))
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **options)
+
+
+def test_narrow_cells_lose_their_end(tmp_path: Path) -> None:
+    metadata = {"general.quite.long.key": "first words matter, " * 20, "k": "v"}
+    model = open_model(write_safetensors(tmp_path / "m.safetensors", {"w": [2]}, metadata))
+    assert re.search(r"  first words matter[^…]*…$", to_text(model_parts(model), width=60), re.M)
+    assert "metadata present" not in str(model)

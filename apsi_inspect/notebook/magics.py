@@ -13,57 +13,29 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 
+from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from ..display import Displayable
 from ..errors import ApsiError, visible
-from ..listing import Row
-from ..model import ModelFile, Tensor
+from ..listing import Row, check_sort
+from ..model import ModelFile
 from ..ops.open import open as open_model
-from .render import model_parts
 from .side_by_side import SideBySide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
-    from ..parts import Stack
+    from IPython.core.completer import CompletionContext
 
-OPTIONS = ("--tensors", "--sort", "--metadata", "--tree", "--json")
+OPTIONS = ("--tensors", "--sort", "--metadata", "--tree", "--json", "--help")
 _ENDINGS = (".safetensors", ".gguf", ".apsim", ".index.json")
+# what stands before a comment: not the # in a quote, after a backslash or inside a word
+_BEFORE_COMMENT = re.compile(r"""((?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\\'"])*?)(?:^|\s+)#""", re.DOTALL)
 _COMMAND = re.compile(r"(?:^|.*[\s=])%{1,2}apsi_info(?:\s+(.*))?$", re.DOTALL)
-
-
-class ModelView(Displayable, Mapping[str, Tensor]):
-    """A `ModelFile` shown with the options of the magic: the same Mapping; `.model` is the file itself."""
-
-    def __init__(self, model: ModelFile, parts: Stack) -> None:
-        self.model, self._built = model, parts
-
-    def _parts(self) -> Stack:
-        return self._built
-
-    def __repr__(self) -> str:
-        return repr(self.model)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.model[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.model)
-
-    def __len__(self) -> int:
-        return len(self.model)
-
-    def __getattr__(self, name: str) -> Any:  # everything else (metadata, units, table, …) is the model's
-        if name.startswith("_") or name == "model":
-            raise AttributeError(name)
-        return getattr(self.model, name)
 
 
 @magics_class
@@ -82,10 +54,13 @@ class ApsiMagics(Magics):
         """Show what is in a model file: tensors, encodings, metadata, units. Only the header is read.
 
         ``%apsi_info model.gguf`` shows one file and returns it: ``m = %apsi_info model.gguf``. A path with spaces
-        stands in quotes; ``~`` and ``$variable`` are expanded. ``%%apsi_info`` takes one path per line and shows the
-        files side by side.
+        stands in quotes; ``~`` and ``$variable`` are expanded. A semicolon at the end shows nothing.
+        ``%%apsi_info`` takes one path per line and shows the files side by side.
         """
-        args = self.apsi_info.parser.parse_args(split(line))
+        words = split(line)
+        if "--help" in words:
+            return print(self.apsi_info.parser.format_help())
+        args = self.apsi_info.parser.parse_args(words)
         paths = one_path(args.path)
         if cell is not None:
             shell: Any = self.shell
@@ -94,23 +69,21 @@ class ApsiMagics(Magics):
             raise UsageError("which file? %apsi_info PATH")
         try:
             models = [open_model(os.path.expanduser(p)) for p in paths]
-            if args.json:
-                return _records(models, args.tensors, args.sort, several=cell is not None)
-            if cell is not None and len(models) > 1:
-                return SideBySide(models, args.tensors)
-            return _shown(models[0], args.tensors, args.sort, args.metadata, args.tree)
+            return None if silenced(self.shell, line) else _result(models, args, cell is not None)
         except ApsiError as exc:
             raise UsageError(str(exc)) from exc
         except OSError as exc:
             raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
 
 
-def _shown(
-    model: ModelFile, tensors: str | None, sort: str | None, metadata: bool, tree: bool
-) -> ModelFile | ModelView:
-    if tensors is None and sort is None and not metadata and not tree:
-        return model
-    return ModelView(model, model_parts(model, tensors, sort, metadata, tree))
+def _result(models: list[ModelFile], args: Any, cell: bool) -> Any:
+    if args.json:
+        return _records(models, args.tensors, args.sort, cell)
+    if len(models) > 1:
+        return SideBySide(models, args.tensors)
+    check_sort(args.sort)
+    models[0].shown = {"tensors": args.tensors, "sort": args.sort, "metadata": args.metadata, "tree": args.tree}
+    return models[0]
 
 
 def _records(models: list[ModelFile], tensors: str | None, sort: str | None, several: bool) -> Any:
@@ -122,9 +95,23 @@ def _records(models: list[ModelFile], tensors: str | None, sort: str | None, sev
     return records if several else records[0]
 
 
+def silenced(shell: Any, line: str) -> bool:
+    """Whether the line ends in a semicolon, and its value is not assigned."""
+    if not _code(line).endswith(";"):
+        return False
+    cells = shell.history_manager.input_hist_parsed
+    return not re.search(r"=\s*get_ipython\(\)\.run_line_magic\('apsi_", cells[-1] if cells else "")
+
+
+def _code(line: str) -> str:
+    """A line without the comment at its end."""
+    before = _BEFORE_COMMENT.match(line)
+    return (before[1] if before else line).strip()
+
+
 def split(line: str) -> list[str]:
-    """The words of a line, quotes taken off; on Windows a backslash is part of a path."""
-    words = shlex.shlex(line, posix=True, punctuation_chars=False)
+    """The words of a line, quotes, comment and last semicolon taken off; on Windows a backslash is part of a path."""
+    words = shlex.shlex(_code(line).removesuffix(";"), posix=True, punctuation_chars=False)
     words.whitespace_split, words.commenters = True, ""
     if sys.platform == "win32":
         words.escape = ""
@@ -151,22 +138,28 @@ def unquote(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def complete(shell: object, event: Any) -> list[str]:
-    """Tab completion: options, columns after ``--sort``, else folders and model files."""
-    found = _COMMAND.match(event.text_until_cursor)
-    words, word, quoted = _typed((found[1] or "") if found else "")
+@context_matcher(identifier="apsi_info")
+def complete(context: CompletionContext) -> dict[str, Any]:
+    """Tab completion: options, columns after ``--sort``, else folders and model files; nothing that IPython knows."""
+    found = _COMMAND.match(context.text_until_cursor)
+    if not found:
+        return {"completions": []}
+    words, word, quote = _typed(found[1] or "")
     if words and words[-1] == "--sort":
-        return [c for sign in ("", "-") for c in (sign + f for f in Row._fields) if c.startswith(word)]
-    if word.startswith("-") and not quoted:
-        return [o for o in OPTIONS if o.startswith(word)]
-    if words and words[-1] == "--tensors":
-        return []
-    known = len(word) - len(event.symbol)  # IPython replaces only the end of the word, its `symbol`
-    return [p[known:] for p in _paths(word, quoted)] if known >= 0 else []
+        wanted = [sign + f for sign in ("", "-") for f in Row._fields]
+    elif word.startswith("-") and not quote:
+        wanted = list(OPTIONS)
+    else:
+        wanted = [] if words and words[-1] == "--tensors" else _paths(word, quote)
+    token = context.token  # the end of the word, which alone is replaced
+    known = len(word) - len(token)
+    texts = [w[known:] for w in wanted if w.startswith(word)] if word.endswith(token) else []
+    # with nothing at all, IPython would ask its other matchers
+    return {"completions": [SimpleCompletion(t) for t in texts or [token]], "suppress": True, "ordered": True}
 
 
-def _typed(text: str) -> tuple[list[str], str, bool]:
-    """Finished words, the word being typed as it stands (without its opening quote), whether a quote is open."""
+def _typed(text: str) -> tuple[list[str], str, str]:
+    """Finished words, the word being typed as it stands (without its opening quote), the quote that is open or ""."""
     words: list[str] = []
     word = quote = ""
     for c in text:
@@ -178,11 +171,14 @@ def _typed(text: str) -> tuple[list[str], str, bool]:
             words, word = ([*words, word] if word else words), ""
         else:
             word += c
-    return words, word, bool(quote)
+    return words, word, quote
 
 
-def _paths(word: str, quoted: bool) -> list[str]:
-    """Completions of a path, in the way it was typed; spaces and quotes get a backslash unless a quote is open."""
+def _paths(word: str, quoted: str) -> list[str]:
+    """Completions of a path, in the way it was typed; spaces and quotes get a backslash unless a quote is open.
+
+    A name that holds the open quote cannot be written on, and is left out.
+    """
     escaped = not quoted and sys.platform != "win32"
     plain = re.sub(r"\\(.)", r"\1", word) if escaped else word
     folder, start = os.path.split(plain)
@@ -197,7 +193,9 @@ def _paths(word: str, quoted: bool) -> list[str]:
                         out.append(os.path.join(folder, e.name))
     except OSError:
         return []  # an unreadable folder has no completions
-    return sorted(re.sub(r"([\s'\"\\])", r"\\\1", p) if escaped else p for p in out)
+    if quoted:
+        return sorted(p for p in out if quoted not in p and (quoted == "'" or "\\" not in p or sys.platform == "win32"))
+    return sorted(re.sub(r"([\s'\"\\#;])", r"\\\1", p) if escaped else p for p in out)
 
 
 def load_ipython_extension(ipython: Any) -> None:
@@ -206,8 +204,9 @@ def load_ipython_extension(ipython: Any) -> None:
     from .magics_convert import ConvertMagics
 
     ipython.register_magics(ApsiMagics, ConvertMagics)
-    ipython.set_hook("complete_command", complete, re_key=_COMMAND.pattern)
+    if complete not in ipython.Completer.custom_matchers:
+        ipython.Completer.custom_matchers.append(complete)
     if getattr(ipython, "kernel", None) is None:  # a terminal shows text in full, a notebook the HTML
         plain = ipython.display_formatter.formatters["text/plain"]
-        for noun in (ModelFile, ModelView, SideBySide, ConversionReport):
+        for noun in (ModelFile, SideBySide, ConversionReport):
             plain.for_type(noun, lambda shown, printer, cycle: printer.text(str(shown)))

@@ -15,7 +15,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from ..errors import ApsiError, visible
-from .magics import split
+from .magics import silenced, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,19 +40,23 @@ class ConvertMagics(Magics):
     @argument("--force", action="store_true", help="replace DST where it is there already")
     @argument("--dry-run", action="store_true", help="only say what would be done, with exact sizes")
     @line_magic
-    def apsi_convert(self, line: str) -> ConversionReport:
+    def apsi_convert(self, line: str) -> ConversionReport | None:
         """Convert a model file; returns the report: ``r = %apsi_convert model.safetensors model.gguf --dtype q8_0``.
 
         Paths with spaces stand in quotes; ``~`` and ``$variable`` are expanded.
         """
-        args = self.apsi_convert.parser.parse_args(split(line))
+        words = split(line)
+        if "--help" in words:
+            return print(self.apsi_convert.parser.format_help())
+        args = self.apsi_convert.parser.parse_args(words)
         block = int(args.block) if args.block and args.block.isdecimal() else args.block
         try:
-            return _convert(args, block)
+            report = _convert(args, block)
         except ApsiError as exc:
             raise UsageError(str(exc)) from exc
         except OSError as exc:
             raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
+        return None if silenced(self.shell, line) else report
 
 
 def _convert(args: Any, block: int | str | None) -> ConversionReport:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import visible
-from ..listing import Row, blocks, folded, human_count, human_size, metadata_rows, ranges, rows, totals
+from ..listing import Row, blocks, choose, folded, human_count, human_size, metadata_rows, ranges, rows, totals
 from ..parts import Badge, Bars, Column, Details, Line, Pre, Stack, Strip, Table, Text, Tree, cut
 from .render_tensors import (
     ALL_ROWS,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["code", "format_text", "model_parts", "shape_text", "table_parts", "tensor_parts", "trust"]
 
+MANY = 100_000  # of more tensors the names are not sorted, and blocks neither summed nor folded
 TREE_ROWS = 150
 BLOCK_BARS = 12
 METADATA_ROWS = 150
@@ -65,29 +66,33 @@ def model_parts(
     tree
         Open the folded tree.
     """
-    listed = rows(model)
+    stored = rows(model, sort="file")
+    many = len(stored) > MANY
+    listed = stored if many else choose(stored)
     sums = totals(model, listed)
     parts: list[Part] = [_head(model, sums), trust(model), *_findings(model)]
+    if many:
+        folds_too = "" if tree else " or folded"
+        parts.append(Badge("note", f"{grouped(len(stored))} tensors: in file order, blocks are not summed{folds_too}"))
     if listed:
-        shares = blocks(model, listed)
-        several = [_blocks(shares, sums.nbytes)] if len(shares) < len(listed) else []
+        shares = [] if many else blocks(model, listed)
+        several = [_blocks(shares, sums.nbytes)] if 0 < len(shares) < len(listed) else []
         parts.append(Stack([_encodings(sums), *several], across=True))
     if model.units:
         parts.append(_units(model))
     chosen = tensors is not None or sort is not None
-    groups = folded(model, listed) if tree or not chosen else []
+    groups = folded(model, listed) if tree or not (chosen or many) else []
     folds = bool(groups) and _lines_of(groups) <= len(listed) // 2
     if tree or folds:
         parts.append(_tree(groups, open=tree or not chosen))
     if listed:
-        shown = rows(model, tensors, sort) if chosen else listed
+        shown = choose(listed, tensors, "file") if sort is None else choose(stored, tensors, sort)
         parts.append(_tensors(shown, len(listed), tensors, open=chosen or not (folds or tree)))
     if len(model.files) > 1:
         parts.append(_files(model))
     if model.metadata:
         parts.append(_metadata(model, metadata, open=metadata or not listed))
-    parts.append(_container(model))
-    return Stack(parts)
+    return Stack([*parts, *_container(model)])
 
 
 def format_text(model: ModelFile) -> str:
@@ -274,7 +279,8 @@ def _metadata(model: ModelFile, full: bool, open: bool) -> Details:
     return Details(f"Metadata ({plural(len(listed), 'key')})", Stack(parts), open)
 
 
-def _container(model: ModelFile) -> Details:
-    facts: list[list[Inline]] = [[k, code(str(v), VALUE)] for k, v in model.facts.items()]
+def _container(model: ModelFile) -> list[Part]:
+    """The facts; that metadata are present is seen above."""
+    facts: list[list[Inline]] = [[k, code(str(v), VALUE)] for k, v in model.facts.items() if k != "metadata present"]
     table = Table([Column("fact"), Column("value", elastic=True)], facts)
-    return Details("Container", table)
+    return [Details("Container", table)] if facts else []

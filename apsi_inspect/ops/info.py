@@ -10,15 +10,14 @@ import math
 import os
 
 from ..errors import ModelFileError
-from ..listing import rows, totals
+from ..listing import choose, rows, totals
+from ..model import ModelFile
 from ..tree import record
 from .open import open as open_model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from ..model import ModelFile
 
 SCHEMA_VERSION = 1
 _LONG = 16  # longer arrays are abbreviated
@@ -40,11 +39,11 @@ def info_of(model: ModelFile, tensors: str | None = None, sort: str | None = Non
     record
         ``schema_version, file, format, architecture, facts, files, file_size, tensor_count, parameters, nbytes, bpw,
         encodings, metadata, findings, tensors``; every value is JSON. Arrays of more than 16 elements stand as
-        ``{"type", "count", "first", "last"}``.
+        ``{"type", "count", "first", "last"}``; those of a closed file with both ends empty.
     """
     everything = rows(model, sort="file")
     t = totals(model, everything)
-    picked = rows(model, tensors, sort)
+    picked = choose(everything, tensors, sort)
     return record(
         schema_version=SCHEMA_VERSION,
         file=model.path,
@@ -75,37 +74,47 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return record((k, plain(v)) for k, v in value.items())
     n = len(value)
-    if n <= _LONG:
-        return [plain(v) for v in value[:]]
     kind = getattr(value, "element_type", "item")
-    ends = [plain(v) for v in value[:_ENDS]], [plain(v) for v in value[n - _ENDS :]]
+    try:
+        if n <= _LONG:
+            return [plain(v) for v in value[:]]
+        ends = [plain(v) for v in value[:_ENDS]], [plain(v) for v in value[n - _ENDS :]]
+    except ModelFileError:  # closed: what the header said still stands
+        return record(type=kind, count=n, first=[], last=[])
     return record(type=kind, count=n, first=ends[0], last=ends[1])
 
 
-def model_info(path: str | os.PathLike[str]) -> record:
+def model_info(model: ModelFile | str | os.PathLike[str]) -> record:
     """What is in a model file of any format, from its header; see `info_of` for the fields.
+
+    Parameters
+    ----------
+    model
+        A path, or an opened model.
 
     Raises
     ------
     OSError, ModelFileError
         As `open`.
     """
-    with open_model(path) as model:
-        return info_of(model)
+    return _info_as(model)
 
 
-def gguf_info(path: str | os.PathLike[str]) -> record:
+def gguf_info(model: ModelFile | str | os.PathLike[str]) -> record:
     """`model_info` of a GGUF file; any other file is refused."""
-    return _info_as(path, "gguf")
+    return _info_as(model, "gguf")
 
 
-def safetensors_info(path: str | os.PathLike[str]) -> record:
+def safetensors_info(model: ModelFile | str | os.PathLike[str]) -> record:
     """`model_info` of a safetensors file (or index, or folder); any other file is refused."""
-    return _info_as(path, "safetensors")
+    return _info_as(model, "safetensors")
 
 
-def _info_as(path: str | os.PathLike[str], format: str) -> record:
-    with open_model(path) as model:
-        if model.format != format and not (format == "safetensors" and model.format == "apsim"):
-            raise ModelFileError(model.path, f"is {model.format}, {format} was expected", hint="use model_info")
-        return info_of(model)
+def _info_as(model: ModelFile | str | os.PathLike[str], format: str | None = None) -> record:
+    if not isinstance(model, ModelFile):
+        with open_model(model) as opened:
+            return _info_as(opened, format)
+    alike = ("safetensors", "apsim") if format == "safetensors" else (format,)
+    if format is not None and model.format not in alike:
+        raise ModelFileError(model.path, f"is {model.format}, {format} was expected", hint="use model_info")
+    return info_of(model)
