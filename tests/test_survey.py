@@ -11,6 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import apsi_inspect as ai
+from apsi_inspect.notebook.render_stats import fitting_table
+from apsi_inspect.ops.survey import COLUMNS
+from apsi_inspect.parts import to_text
+
+from .html_page import Page
 
 
 def test_real_model_equals_numpy() -> None:
@@ -72,3 +77,26 @@ def test_repr_says_what_the_values_are_like(tmp_path: Path) -> None:
         assert "1 NaN" in repr(m["bad"])
         tensor = m["w"]
     assert repr(tensor) == "<Tensor w: 1000 F32, 3.9 KiB>"  # closed, and no statistics are known
+
+
+def test_the_view_shows_the_statistics() -> None:
+    table = ai.stats(ai.samples.path("fracast.safetensors"), "core.*")
+    for view in (str(table), Page(table._repr_html_()).text):
+        for column in ("min", "max", "mean", "std", "nan", "inf", "zeros"):
+            assert column in view
+        assert "offset" not in view
+        assert f"{table.frame['std'].iloc[0]:.4g}" in view
+    assert max(map(len, str(table).splitlines())) <= 110
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_the_rows_fit_the_terminal(width: int) -> None:
+    frame = ai.stats(ai.samples.path("fracast.safetensors")).frame
+    columns = ["name", "encoding", "numel", *COLUMNS]
+    lines = to_text(fitting_table(frame, columns, width), width).splitlines()
+    assert len(lines) >= 2 + len(frame)
+    assert max(map(len, lines)) <= width
+    for column in ("name", "min", "max", "mean", "std"):
+        assert column in lines[0].split()
+    piped = to_text(fitting_table(frame, columns, None)).splitlines()
+    assert piped[0].split() == columns

@@ -42,17 +42,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"apsi: {say(args.path, exc)}", file=sys.stderr)
         return 3
     columns = ["name", "encoding", "numel", *COLUMNS]
-    rows = list(table.frame[columns].itertuples(index=False, name=None))
     if args.json:
-        print(_json(args.path, columns, rows))
+        print(_json(args.path, columns, list(table.frame[columns].itertuples(index=False, name=None))))
         return 0
-    from ..notebook.render import code
-    from ..parts import Column, Table, to_text
+    from ..notebook.render_stats import fitting_table
+    from ..parts import to_text
     from .terminal import colour, width
 
-    heads = [Column(c, "left" if c in ("name", "encoding") else "right") for c in columns]
-    cells = [[code(row[0]), row[1], *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row[2:])] for row in rows]
-    print(to_text(Table(heads, cells), width=width(), color=colour(sys.stdout)))
+    room = width()
+    print(to_text(fitting_table(table.frame, columns, room), width=room, color=colour(sys.stdout)))
     return 0
 
 
