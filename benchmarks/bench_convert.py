@@ -5,7 +5,8 @@
 Every contender is a fresh process that takes its turn round by round over the same file; a figure is the median. Ours
 writes as it always does (temporary file, rename); durable writes are a line of their own. Compilation and imports are
 outside the time. Peak memory (VmHWM) is given with that of the imports and a small conversion taken off. `--big` does
-one conversion of a larger file for the memory alone. On a busy machine the seconds of CPU say more. The goals are in `docs/performance.md`.
+one conversion of a larger file for the memory alone. On a busy machine the seconds of CPU say more than those of the
+clock: ours use all cores, gguf-py one. The goals are in `docs/performance.md`.
 """
 
 from __future__ import annotations
