@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import apsi_inspect as ai
+from apsi_inspect.cli import main
 from apsi_inspect.notebook.render_stats import fitting_table
 from apsi_inspect.ops.survey import COLUMNS
 from apsi_inspect.parts import to_text
@@ -100,3 +101,13 @@ def test_the_rows_fit_the_terminal(width: int) -> None:
         assert column in lines[0].split()
     piped = to_text(fitting_table(frame, columns, None)).splitlines()
     assert piped[0].split() == columns
+
+
+def test_a_model_without_tensors_has_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({}, tmp_path / "empty.safetensors")
+    table = ai.stats(tmp_path / "empty.safetensors")
+    assert len(table) == 0
+    assert set(COLUMNS) <= set(table.frame.columns)
+    assert "std" in str(table)
+    assert main(["model", "stats", str(tmp_path / "empty.safetensors")]) == 0
+    assert "std" in capsys.readouterr().out

@@ -108,9 +108,9 @@ def table_parts(table: TensorTable) -> Stack:
         chips.append(("bits per weight", f"{8 * table.nbytes / table.parameters:.2f}"))
     chips.append(("bytes", human_size(table.nbytes)))
     limit = len(frame) if len(frame) <= ALL_ROWS else FIRST_ROWS
-    if "std" in frame.columns:  # of `ai.stats`
-        from .render_stats import statistics_table
+    from .render_stats import CORE, statistics_table
 
+    if frame.columns.isin(CORE).sum() == len(CORE):  # of `ai.stats`
         more = more_text(len(frame), limit, "tensors", ": t.frame has them all")
         return Stack([Strip(code(table.title), "tensor table", chips), statistics_table(frame.head(limit), more=more)])
     columns = [c for c in frame.columns if c in Row._fields]

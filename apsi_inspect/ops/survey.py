@@ -62,7 +62,7 @@ def stats(
             tensor = model[name]
             rows.append(_row(tensor))
             bar.update(tensor.nbytes)
-    columns: dict[str, Any] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
+    columns: dict[str, Any] = {c: [row[i] for row in rows] for i, c in enumerate(COLUMNS)}
     return TensorTable(table.frame.assign(**columns), f"{table.title}, statistics")
 
 
