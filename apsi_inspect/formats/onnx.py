@@ -1,8 +1,8 @@
 """ONNX models: the graph's description, and its tensors without reading them (`docs/formats.md`, section 5).
 
 Contract: no package is needed and no tensor is read; time goes with the number of nodes and tensors (a model of 1.2 GB:
-0.15 s and 37 MB, against 5.2 s and 2.4 GB of ``onnx.load`` without external data, which copies every weight). Codes that a
-DequantizeLinear or QLinear node reads are one logical tensor with scale and zero point (`Tensor.affine`).
+0.15 s and 37 MB, against 5.2 s and 2.4 GB of ``onnx.load`` without external data, which copies every weight). Codes
+that a DequantizeLinear or QLinear node reads are one logical tensor with scale and zero point (`Tensor.affine`).
 `tests/test_onnx.py` compares with onnx.
 """
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import ModelFileError
-from .onnx_tensors import DATA_TYPES, STRING, Proto, entry, parse
+from .onnx_tensors import STRING, Proto, entry, parse
+from .onnx_types import value_info
 from .protobuf import BYTES, FIXED32, VARINT, Wire, signed
 
 TYPE_CHECKING = False
@@ -183,7 +184,7 @@ class Graph:
             elif number == 15:
                 self._sparse(a, z, scope, "sparse initializer")
             elif number in (11, 12) and not depth:
-                (self.inputs if number == 11 else self.outputs).append(self._value(a, z))
+                (self.inputs if number == 11 else self.outputs).append(value_info(wire, a, z))
         for a, z in nodes:
             self._node(a, z, scope, depth)
 
@@ -287,48 +288,6 @@ class Graph:
             return
         dims = () if number in (2, 3) else (count,)
         self._add(Proto(path, dims, kind, None, {}, {field: bytearray(data)}, None, 0), scope, path)
-
-    def _value(self, begin: int, end: int) -> tuple[str, str]:
-        """A ValueInfoProto: name, and type in words."""
-        wire = self.wire
-        name, text = "", "?"
-        for number, kind, a, z in wire.fields(begin, end):
-            if kind == BYTES and number == 1:
-                name = wire.text(a, z)
-            elif kind == BYTES and number == 2:
-                text = self._type(a, z, 0)
-        return name, text
-
-    def _type(self, begin: int, end: int, depth: int) -> str:
-        if depth > MAX_DEPTH:
-            return "…"
-        words = {1: "", 4: "sequence of ", 5: "map", 8: "sparse ", 9: "optional "}
-        for number, kind, a, z in self.wire.fields(begin, end):
-            if kind != BYTES or number not in words:
-                continue
-            if number in (1, 8):
-                return words[number] + self._tensor_type(a, z)
-            inner = (part for part in self.wire.fields(a, z) if part[:2] == (1, BYTES))
-            return words[number] + next((self._type(*part[2:], depth + 1) for part in inner), "")
-        return "?"
-
-    def _tensor_type(self, begin: int, end: int) -> str:
-        element, shape = "?", ""
-        for number, kind, a, z in self.wire.fields(begin, end):
-            if number == 1 and kind == VARINT:
-                element = "STRING" if a == STRING else DATA_TYPES.get(a, (f"type {a}",))[0]
-            elif number == 2 and kind == BYTES:
-                dims = [self._dimension(b, y) for f, k, b, y in self.wire.fields(a, z) if f == 1 and k == BYTES]
-                shape = " " + (" × ".join(dims[:64]) or "scalar")
-        return element + shape
-
-    def _dimension(self, begin: int, end: int) -> str:
-        for number, kind, a, z in self.wire.fields(begin, end):
-            if number == 1 and kind == VARINT:
-                return str(signed(a))
-            if number == 2 and kind == BYTES:
-                return self.wire.text(a, z, 1 << 16)
-        return "?"
 
 
 def _number(wire: Wire, number: int, kind: int, a: int, z: int) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from ..errors import ModelFileError, quote
 from .pickle_nodes import Call, Dict, Global, Persistent
-from .torch_values import Absent, Description, Inline, Parts, Strided, TensorError, describe, plain
+from .torch_plain import plain
+from .torch_values import Absent, Description, Inline, Parts, Strided, TensorError, describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

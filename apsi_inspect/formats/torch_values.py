@@ -1,13 +1,12 @@
 """What the calls in a PyTorch pickle stand for: a tensor's description, a plain value, or nothing that we can read.
 
 Contract: `describe` takes a node and gives a `Strided`, `Inline`, `Parts` or `Absent` tensor, or None where the node is
-no tensor; `plain` gives the value of the few calls that make plain values. Nothing is believed: every number is checked
-for its type here, and against its storage where the file is known (`torch_place.py`). Facts: `docs/formats.md`, 4.3.
+no tensor. Nothing is believed: every number is checked for its type here, and against its storage where the file is
+known (`torch_place.py`). Facts: `docs/formats.md`, 4.3. `tests/test_torch.py` and `tests/test_pickle_attacks.py`.
 """
 
 from __future__ import annotations
 
-import struct
 from math import prod
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from ..errors import quote
 from .base import MAX_NDIM
 from .pickle_globals import DTYPES, storage_of
 from .pickle_nodes import Call, Dict, Global, Persistent
+from .torch_plain import as_text, is_int, numpy_dtype, raw_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ class Absent(NamedTuple):
 
 
 Description = Strided | Inline | Parts | Absent
-_STRUCT = {"F64": "d", "F32": "f", "F16": "e", "BOOL": "?"} | {
-    f"{k}{n}": c for n, pair in ((8, "bB"), (16, "hH"), (32, "iI"), (64, "qQ")) for k, c in zip("IU", pair, strict=True)
-}
-_NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "b1": "BOOL", "c8": "C64", "c16": "C128"} | {
-    f"{k}{n}": f"{k.upper()}{8 * n}" for k in "iu" for n in (1, 2, 4, 8)
-}
 _NUMPY_CALLS = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 
 
@@ -99,36 +93,26 @@ def storage(node: Any) -> Storage:
     pid = node.pid if isinstance(node, Persistent) else None
     if not (isinstance(pid, tuple) and 5 <= len(pid) <= 6 and pid[0] in ("storage", b"storage")):
         raise TensorError("has no storage where one was expected")
-    kind, key, location, numel = pid[1], _text(pid[2]), _text(pid[3]), pid[4]
+    kind, key, location, numel = pid[1], as_text(pid[2]), as_text(pid[3]), pid[4]
     encoding = storage_of(kind.module, kind.name) if isinstance(kind, Global) else None
     if encoding is None:
         what = kind.path if isinstance(kind, Global) else type(kind).__name__
         raise TensorError(f"has a storage of type {quote(what)}, which is none of PyTorch's")
-    if key is None or not _is_int(numel):
+    if key is None or not is_int(numel):
         raise TensorError("has a storage without a key or a number of elements")
     if len(pid) < 6 or pid[5] is None:
         return Storage(key, encoding, numel, location or "")
     view = pid[5]
-    if not (isinstance(view, tuple) and len(view) == 3 and _text(view[0]) and _is_int(view[1]) and _is_int(view[2])):
+    if not (isinstance(view, tuple) and len(view) == 3 and as_text(view[0]) and is_int(view[1]) and is_int(view[2])):
         raise TensorError("has a storage that is a part of another, but does not say which")
     return Storage(key, encoding, numel, location or "", (view[1], view[2]))
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
-    return value if isinstance(value, str) else str(value) if _is_int(value) else None
 
 
 def _ints(value: Any, what: str) -> tuple[int, ...]:
     """A tuple of sizes or strides."""
     if isinstance(value, Call) and value.path == "torch.Size" and value.args:
         value = value.args[0]
-    if not isinstance(value, (tuple, list)) or len(value) > MAX_NDIM or not all(_is_int(v) for v in value):
+    if not isinstance(value, (tuple, list)) or len(value) > MAX_NDIM or not all(is_int(v) for v in value):
         raise TensorError(f"has {what} that are no list of at most {MAX_NDIM} numbers from 0 on")
     return tuple(value)
 
@@ -177,7 +161,7 @@ def _inside(module: str, name: str, args: tuple[Any, ...]) -> Any:
 
 def _strided(store: Any, start: Any, size: Any, stride: Any, encoding: str | None = None) -> Strided:
     where = storage(store)
-    if not _is_int(start):
+    if not is_int(start):
         raise TensorError("has a storage offset that is no number from 0 on")
     shape, strides = _ints(size, "sizes"), _ints(stride, "strides (a negative one?)")
     if len(shape) != len(strides):
@@ -236,7 +220,7 @@ def _quantized(store: Any, start: Any, size: Any, stride: Any, quantizer: Any, *
     numbers = len(args) >= 2 and isinstance(args[0], (int, float)) and isinstance(args[1], int)
     if scheme.startswith("per_tensor") and numbers:
         return found._replace(quantizer=(float(args[0]), args[1], None))
-    if scheme.startswith("per_channel") and len(args) >= 3 and _is_int(args[2]) and args[2] < len(found.shape):
+    if scheme.startswith("per_channel") and len(args) >= 3 and is_int(args[2]) and args[2] < len(found.shape):
         return found._replace(quantizer=(args[0], args[1], args[2]))
     raise TensorError(f"is quantized in a way that is not known: {quote(scheme)}")
 
@@ -279,41 +263,6 @@ _REBUILD: dict[str, tuple[int, Any]] = {
 }
 
 
-def raw_bytes(node: Any) -> bytes | None:
-    """Bytes as a pickle spells them: themselves, or text to be encoded as Latin-1 (protocol 2)."""
-    if isinstance(node, Call) and node.path == "_codecs.encode" and len(node.args) == 2:
-        text, codec = node.args
-        if isinstance(text, str) and codec in ("latin1", "latin-1") and text.isascii():
-            return text.encode("ascii")
-        try:
-            return text.encode("latin-1") if isinstance(text, str) and codec in ("latin1", "latin-1") else None
-        except UnicodeEncodeError:
-            return None
-    if isinstance(node, Call) and node.path in ("builtins.bytearray", "builtins.bytes") and len(node.args) <= 1:
-        return raw_bytes(node.args[0]) if node.args else b""
-    if isinstance(node, str):  # a string of Python 2
-        return node.encode("latin-1") if all(ord(c) < 256 for c in node) else None
-    return node if isinstance(node, bytes) else None
-
-
-def numpy_dtype(node: Any) -> tuple[str, bool] | None:
-    """Encoding and whether big-endian, of a pickled `numpy.dtype` of plain numbers."""
-    if isinstance(node, Global) and node.module == "numpy" and node.name in _SCALARS:
-        return _SCALARS[node.name], False
-    if not isinstance(node, Call) or node.path != "numpy.dtype" or not node.args:
-        return None
-    word = _text(node.args[0])
-    if word is None or word.lstrip("<>=|") not in _NUMPY:
-        return None
-    order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else word[:1]
-    return _NUMPY[word.lstrip("<>=|")], order in (">", b">")
-
-
-_SCALARS = {"float16": "F16", "float32": "F32", "float64": "F64", "bool_": "BOOL", "bool": "BOOL"} | {
-    f"{k}int{n}": f"{'U' if k else 'I'}{n}" for k in ("", "u") for n in (8, 16, 32, 64)
-}
-
-
 def _ndarray(node: Call) -> Description | None:
     """A NumPy array: protocol 2 to 4 (`_reconstruct` and state) or 5 (`_frombuffer`)."""
     if isinstance(node.func, Global) and node.func.name == "_frombuffer":
@@ -332,45 +281,3 @@ def _ndarray(node: Call) -> Description | None:
     if fortran and len(shape) > 1:
         return Absent("NumPy array in Fortran order, which is not read")
     return Inline(kind[0], shape, raw, kind[1])
-
-
-_LISTS = (
-    "builtins.set",
-    "builtins.frozenset",
-    "builtins.list",
-    "builtins.tuple",
-    "torch.Size",
-    "collections.deque",
-    "torch.jit._pickle.build_intlist",
-    "torch.jit._pickle.build_doublelist",
-    "torch.jit._pickle.build_boollist",
-    "torch.jit._pickle.build_tensorlist",
-)
-
-
-def plain(node: Call) -> tuple[bool, Any]:
-    """(True, value) where a call makes a plain value; (False, None) else."""
-    path, args = node.path, node.args
-    if path in _LISTS:
-        value = args[0] if args else []
-        return (True, [*value, *node.appended]) if isinstance(value, (list, tuple)) else (False, None)
-    if path == "torch.jit._pickle.restore_type_tag" and args:
-        return True, args[0]
-    if path == "torch.device" and args and isinstance(args[0], str):
-        return True, ":".join(str(a) for a in args if isinstance(a, (str, int)))
-    if path.startswith("pathlib.") and all(isinstance(a, str) for a in args):
-        return True, "/".join(args).replace("//", "/")
-    if path == "builtins.complex" and len(args) == 2 and all(isinstance(a, (int, float)) for a in args):
-        return True, f"{args[0]}{args[1]:+}j"
-    if path.endswith("multiarray.scalar") and len(args) == 2 and path.startswith("numpy."):
-        return _scalar(args)
-    raw = raw_bytes(node)
-    return (True, raw) if raw is not None else (False, None)
-
-
-def _scalar(args: tuple[Any, ...]) -> tuple[bool, Any]:
-    kind, raw = numpy_dtype(args[0]), raw_bytes(args[1])
-    if kind is None or raw is None or kind[0] not in _STRUCT:
-        return False, None
-    code = (">" if kind[1] else "<") + _STRUCT[kind[0]]
-    return (True, struct.unpack(code, raw)[0]) if len(raw) == struct.calcsize(code) else (False, None)

@@ -14,8 +14,8 @@ from ..errors import MissingPackageError, UnknownFormatError, ValueRefusedError,
 from ..formats import sharded
 from ..formats.pickle_nodes import Call, Dict, Global, Persistent
 from ..formats.torch import load, sniff
+from ..formats.torch_plain import plain
 from ..formats.torch_tree import key_text
-from ..formats.torch_values import plain
 from ..source import FileSource
 from ..tree import from_names, record
 from .open import find_in_folder

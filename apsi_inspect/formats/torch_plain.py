@@ -1,0 +1,110 @@
+"""Plain values in a PyTorch pickle that are spelled as calls: bytes, NumPy scalars and dtypes, sets, devices, paths.
+
+Contract: `plain` gives the value of the few calls that make plain values; nothing is called. `tests/test_torch.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from .pickle_nodes import Call, Global
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_STRUCT = {"F64": "d", "F32": "f", "F16": "e", "BOOL": "?"} | {
+    f"{k}{n}": c for n, pair in ((8, "bB"), (16, "hH"), (32, "iI"), (64, "qQ")) for k, c in zip("IU", pair, strict=True)
+}
+_NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "b1": "BOOL", "c8": "C64", "c16": "C128"} | {
+    f"{k}{n}": f"{k.upper()}{8 * n}" for k in "iu" for n in (1, 2, 4, 8)
+}
+
+
+def is_int(value: Any) -> bool:
+    """A size, an offset or a stride: from 0 on, and of a size that arithmetic cannot be abused with."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def as_text(value: Any) -> str | None:
+    """A key or a name: text, bytes of Python 2, or a number; None for anything else."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return value if isinstance(value, str) else str(value) if is_int(value) else None
+
+
+def raw_bytes(node: Any) -> bytes | None:
+    """Bytes as a pickle spells them: themselves, or text to be encoded as Latin-1 (protocol 2)."""
+    if isinstance(node, Call) and node.path == "_codecs.encode" and len(node.args) == 2:
+        text, codec = node.args
+        if isinstance(text, str) and codec in ("latin1", "latin-1") and text.isascii():
+            return text.encode("ascii")
+        try:
+            return text.encode("latin-1") if isinstance(text, str) and codec in ("latin1", "latin-1") else None
+        except UnicodeEncodeError:
+            return None
+    if isinstance(node, Call) and node.path in ("builtins.bytearray", "builtins.bytes") and len(node.args) <= 1:
+        return raw_bytes(node.args[0]) if node.args else b""
+    if isinstance(node, str):  # a string of Python 2
+        return node.encode("latin-1") if all(ord(c) < 256 for c in node) else None
+    return node if isinstance(node, bytes) else None
+
+
+def numpy_dtype(node: Any) -> tuple[str, bool] | None:
+    """Encoding and whether big-endian, of a pickled `numpy.dtype` of plain numbers."""
+    if isinstance(node, Global) and node.module == "numpy" and node.name in _SCALARS:
+        return _SCALARS[node.name], False
+    if not isinstance(node, Call) or node.path != "numpy.dtype" or not node.args:
+        return None
+    word = as_text(node.args[0])
+    if word is None or word.lstrip("<>=|") not in _NUMPY:
+        return None
+    order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else word[:1]
+    return _NUMPY[word.lstrip("<>=|")], order in (">", b">")
+
+
+_SCALARS = {"float16": "F16", "float32": "F32", "float64": "F64", "bool_": "BOOL", "bool": "BOOL"} | {
+    f"{k}int{n}": f"{'U' if k else 'I'}{n}" for k in ("", "u") for n in (8, 16, 32, 64)
+}
+
+
+_LISTS = (
+    "builtins.set",
+    "builtins.frozenset",
+    "builtins.list",
+    "builtins.tuple",
+    "torch.Size",
+    "collections.deque",
+    "torch.jit._pickle.build_intlist",
+    "torch.jit._pickle.build_doublelist",
+    "torch.jit._pickle.build_boollist",
+    "torch.jit._pickle.build_tensorlist",
+)
+
+
+def plain(node: Call) -> tuple[bool, Any]:
+    """(True, value) where a call makes a plain value; (False, None) else."""
+    path, args = node.path, node.args
+    if path in _LISTS:
+        value = args[0] if args else []
+        return (True, [*value, *node.appended]) if isinstance(value, (list, tuple)) else (False, None)
+    if path == "torch.jit._pickle.restore_type_tag" and args:
+        return True, args[0]
+    if path == "torch.device" and args and isinstance(args[0], str):
+        return True, ":".join(str(a) for a in args if isinstance(a, (str, int)))
+    if path.startswith("pathlib.") and all(isinstance(a, str) for a in args):
+        return True, "/".join(args).replace("//", "/")
+    if path == "builtins.complex" and len(args) == 2 and all(isinstance(a, (int, float)) for a in args):
+        return True, f"{args[0]}{args[1]:+}j"
+    if path.endswith("multiarray.scalar") and len(args) == 2 and path.startswith("numpy."):
+        return _scalar(args)
+    raw = raw_bytes(node)
+    return (True, raw) if raw is not None else (False, None)
+
+
+def _scalar(args: tuple[Any, ...]) -> tuple[bool, Any]:
+    kind, raw = numpy_dtype(args[0]), raw_bytes(args[1])
+    if kind is None or raw is None or kind[0] not in _STRUCT:
+        return False, None
+    code = (">" if kind[1] else "<") + _STRUCT[kind[0]]
+    return (True, struct.unpack(code, raw)[0]) if len(raw) == struct.calcsize(code) else (False, None)
