@@ -31,7 +31,8 @@ def main() -> int:
     for name, command in (QUICK if "--quick" in sys.argv[1:] else STEPS).items():
         print(f"== {name}: {' '.join(command[1:])}", flush=True)
         start = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0", "APSI_QUIET": "1"}).returncode
+        settings = {"PYTHONHASHSEED": "0", "APSI_QUIET": "1"}
+        code = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}).returncode
         print(f"== {name}: {'ok' if code == 0 else f'failed ({code})'} in {time.monotonic() - start:.0f} s", flush=True)
         if code:
             failed.append(name)

@@ -130,9 +130,7 @@ def _check_scales(target: Encoding, out: NDArray[np.uint8], name: str) -> None:
             )
 
 
-def _check_special(
-    encoding: str, out: NDArray[np.uint8], values: NDArray[Any], name: str, shared: Shared
-) -> None:
+def _check_special(encoding: str, out: NDArray[np.uint8], values: NDArray[Any], name: str, shared: Shared) -> None:
     view, mask, special = _SPECIAL[encoding]
     found = int(np.count_nonzero((out.view("<" + view) & mask) == special))
     if not found:
