@@ -149,7 +149,7 @@ def test_bad_files(name: str) -> None:
     else:  # digests are not checked on opening
         model = open_model(GOLDEN / "bad" / name)
         assert bool(model.findings) == ("warning" in expected)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2
 
 
 # --- headers put together by hand

@@ -86,7 +86,7 @@ def survives(opening: Callable[[], ModelFile]) -> ModelFile | None:
     else:
         message = ""
         look_at_everything(found)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 3
     assert safe_line(message), ascii(message)
     assert len(message) < 1500
     return found

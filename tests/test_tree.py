@@ -159,4 +159,4 @@ def test_many_deep_names_are_quick() -> None:
     names = [f"{i}." + "a." * 250 + "w" for i in range(20_000)]
     start = time.process_time()
     assert tree(*names) is None
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 8

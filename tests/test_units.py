@@ -77,7 +77,7 @@ def test_no_pattern_is_slow() -> None:
         for value in ([text, *ZERO[1:]], {"dim": ZERO, "scale": text, "offset": "0.0"}):
             with pytest.raises(UnitError):
                 parse_unit(value)
-    assert time.process_time() - start < 0.2
+    assert time.process_time() - start < 1
 
 
 def test_text() -> None:
