@@ -241,3 +241,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_integers_are_no_code(tmp_path: Path) -> None:
     assert scan(put(tmp_path, "m.pt", file(state_dict(a=integer(1 << 100))))).verdict == "safe"
+
+
+def test_what_the_reader_refuses_is_never_safe(tmp_path: Path) -> None:
+    (tmp_path / "empty.pt").write_bytes(b"")
+    laughs = b"\x80\x02]q\x00" + b"".join(b"(h%ch%clq%c" % (i, i, i + 1) for i in range(200)) + b"."
+    (tmp_path / "laughs.pkl").write_bytes(laughs)
+    (tmp_path / "within.pkl").write_bytes(b"\x80\x04\x8c\x05numpy\x8c\x11testing.os.getcwd\x93)R.")
+    (tmp_path / "touch.pkl").write_bytes(b"\x80\x04\x8c\x07pathlib\x8c\x0aPath.touch\x93)R.")
+    verdicts = {p.name: scan(p).verdict for p in tmp_path.iterdir()}
+    assert verdicts == {
+        "empty.pt": "unknown",
+        "laughs.pkl": "unknown",
+        "within.pkl": "unsafe",
+        "touch.pkl": "unsafe",
+    }

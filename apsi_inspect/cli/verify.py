@@ -63,7 +63,12 @@ def key_of(args: argparse.Namespace) -> bool | bytes | str | None:
     if args.ask_key:
         import getpass
 
-        return getpass.getpass("Secret: ")
+        if not sys.stdin.isatty():
+            raise ValueRefusedError("--ask-key needs a terminal; use --key-env or --key-file")
+        try:
+            return getpass.getpass("Secret: ")
+        except EOFError:
+            raise ValueRefusedError("no secret was given") from None
     if args.key_file is not None:
         with open(args.key_file, "rb") as f:
             return f.read(1 << 20)

@@ -135,7 +135,9 @@ DANGEROUS_MODULES = frozenset(
         "setuptools pkg_resources site fileinput fcntl termios readline rlcompleter cmd antigravity sqlite3 shelve "
         "dbm functools.partial functools.reduce operator _operator io _io _pyio codecs _codecs linecache "
         "logging.config logging.FileHandler logging.handlers types.CodeType types.FunctionType types.MethodType "
-        "threading.Thread numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save "
+        "threading.Thread numpy.testing numpy.f2py numpy.load numpy.fromfile numpy.save _sqlite3 "
+        "numpy.savetxt numpy.savez numpy.savez_compressed numpy.loadtxt numpy.genfromtxt numpy.DataSource "
+        "torch.from_file torch.jit._serialization "
         "numpy.memmap numpy.lib.npyio numpy.ctypeslib numpy.distutils pandas.io pandas.eval pandas.core.computation "
         "torch.load torch.save torch.hub torch.serialization torch.jit.load torch.jit.unsupported_tensor_ops "
         "torch.utils.collect_env torch.utils._config_module torch.utils.cpp_extension torch.utils.bottleneck "
@@ -155,6 +157,10 @@ _BUILTINS = frozenset(
 )
 
 
+# modules that other modules hold as attributes: a name that goes through one is a way in
+_MODULES_WITHIN = frozenset("os sys subprocess posix nt builtins importlib shutil socket ctypes pickle".split())
+
+
 def verdict(path: str) -> str:
     """``"allowed"``, ``"known"``, ``"dangerous"`` or ``"unknown"``, of a dotted name."""
     if path in ALLOWED:
@@ -168,8 +174,8 @@ def verdict(path: str) -> str:
         return "dangerous"
     below = any(".".join(parts[:i]) in DANGEROUS_MODULES for i in range(1, min(len(parts), 64) + 1))
     # a name reached through attributes (Protocol 4: "module", "name.__globals__.get") is no plain import
-    inner = any(p.startswith("__") and p.endswith("__") for p in parts[1:])
-    if below or inner:
+    inner = any((p.startswith("__") and p.endswith("__")) or p in _MODULES_WITHIN for p in parts[1:])
+    if below or inner or (parts[0] == "pathlib" and len(parts) > 2):  # a method of a path
         return "dangerous"
     return "known" if parts[0] == "__torch__" else "unknown"  # a class whose TorchScript code is in the archive
 

@@ -95,7 +95,7 @@ def plain(node: Call) -> tuple[bool, Any]:
     if path.startswith("pathlib.") and all(isinstance(a, str) for a in args):
         return True, "/".join(args).replace("//", "/")
     if path == "builtins.complex" and len(args) == 2 and all(isinstance(a, (int, float)) for a in args):
-        return True, f"{args[0]}{args[1]:+}j"
+        return True, complex(*args)
     if path.endswith("multiarray.scalar") and len(args) == 2 and path.startswith("numpy."):
         return _scalar(args)
     raw = raw_bytes(node)

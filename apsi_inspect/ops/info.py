@@ -71,6 +71,8 @@ def plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, complex):
+        return str(value)
     if isinstance(value, dict):
         return record((k, plain(v)) for k, v in value.items())
     n = len(value)

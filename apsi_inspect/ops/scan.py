@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import ApsiError, ModelFileError, quote, visible
+from ..errors import ApsiError, ModelFileError, UnknownFormatError, quote, visible
 from ..formats.pickle_globals import verdict as verdict_of
 from ..formats.pickle_machine import Machine
 from ..formats.pickle_nodes import PickleError
@@ -90,8 +90,23 @@ class _Scanner:
         """One file on disk, and the shards that it names."""
         with FileSource(path) as source:
             self.source(source, where, 0)
+            self.reader(source, where)
         if path.endswith(".index.json"):
             self.shards(path, where)
+
+    def reader(self, source: ByteSource, where: str) -> None:
+        """A pickle that our own reader refuses asks for more than tensors and plain values, or for absurdly many."""
+        from .open import open_source
+
+        head = source.read_at(0, min(1024, source.size))
+        if not (head.startswith(b"PK") or is_tar(head) or _looks_pickled(head, source.name)):
+            return
+        try:
+            open_source(source)
+        except UnknownFormatError:  # a pickle that is no model (Protocol 0 has no magic): it was read all the same
+            return
+        except ApsiError as exc:
+            self.unread(where, f"it cannot be opened: {exc.reason if isinstance(exc, ModelFileError) else exc}")
 
     def shards(self, path: str, where: str) -> None:
         import json
@@ -116,7 +131,9 @@ class _Scanner:
     def source(self, source: ByteSource, where: str, depth: int) -> None:
         """Anything, by its first bytes."""
         head = source.read_at(0, min(1024, source.size))
-        if head.startswith(b"PK"):
+        if not head:
+            self.unread(where, "the file is empty")
+        elif head.startswith(b"PK"):
             self.archive(source, where, depth)
         elif is_tar(head):
             self.tar(source, where)
