@@ -275,7 +275,7 @@ def test_text_that_is_not_utf8() -> None:
     assert model.metadata["k\\xff"] == "v\\xfe"
     assert model.metadata["s"].tolist() == ["\\xff"]
     assert list(model) == ["t\\xfd"]
-    assert [f.code for f in model.findings].count("bad-utf8") == 2
+    assert [f.code for f in model.findings].count("bad-utf8") == 3
 
 
 def good(**change: Any) -> bytes:
@@ -445,3 +445,12 @@ def test_fifty_gigabytes_of_tensors(tmp_path: Path, measured: Callable[..., tupl
 def test_numbers_of_the_module() -> None:
     assert gguf_format.MAX_NAME == 63
     assert math.log2(gguf_metadata.MAX_STRING) == 30
+
+
+def test_a_string_that_is_not_utf8_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(Gguf().file([("general.architecture", "STRING", "llama"), ("x.s", "STRING", b"a\xffb")]))
+    m = open_model(path)
+    assert m.metadata["x.s"] == "a\\xffb"
+    assert [(f.severity, f.code) for f in m.findings] == [("warning", "bad-utf8")]
+    assert "'x.s'" in m.findings[0].message

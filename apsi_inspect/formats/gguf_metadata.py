@@ -335,7 +335,7 @@ class Metadata(Mapping[str, "Any"]):
             kind = cursor.u32(f"the type of key {quote(key)}")
             if kind not in NAMES:
                 raise ModelFileError(file, f"has unknown value type {kind}", f"key {quote(key)}")
-            value = _value(cursor, kind, f"key {quote(key)}")
+            value = _value(cursor, kind, f"key {quote(key)}", findings)
             if kind == BOOL and value not in (0, 1):
                 findings.append(Finding("warning", "odd-bool", f"key {quote(key)} is a BOOL of value {value}"))
             self._values[key] = value != 0 if kind == BOOL else value
@@ -382,18 +382,24 @@ class LongString:
         return self._source.read_at(self._start, self._nbytes).decode("utf-8", "backslashreplace")
 
 
-def _string(cursor: Cursor, what: str) -> str | LongString:
+def _string(cursor: Cursor, what: str, findings: list[Finding]) -> str | LongString:
     n = cursor.length(what)
     if n > MAX_STRING:
         raise ModelFileError(cursor.source.name, f"declares a string of {n} bytes, more than 1 GiB", what)
     if n >= _LONG:
         return LongString(cursor, n, what)
-    return cursor.take(n, what).decode("utf-8", "backslashreplace")
+    raw = cursor.take(n, what)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = f"{what} is not UTF-8; its odd bytes are shown, and converted, as escapes"
+        findings.append(Finding("warning", "bad-utf8", text))
+        return raw.decode("utf-8", "backslashreplace")
 
 
-def _value(cursor: Cursor, kind: int, what: str) -> Any:
+def _value(cursor: Cursor, kind: int, what: str, findings: list[Finding]) -> Any:
     if kind == STRING:
-        return _string(cursor, what)
+        return _string(cursor, what, findings)
     if kind == ARRAY:
         return Array(cursor, what)
     _, code, nbytes = SCALARS[kind]
