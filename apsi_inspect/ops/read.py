@@ -132,13 +132,8 @@ def _ellipsis(key: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 
 def _bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> tuple[list[tuple[int, int]], tuple[Any, ...]] | None:
     """The box of elements that a basic key touches, and the key relative to it; None for any other key."""
-    import numpy as np
-
     dots = sum(k is Ellipsis for k in key)
-    basic = all(
-        k is Ellipsis or isinstance(k, slice | np.integer) or (isinstance(k, int) and not isinstance(k, bool))
-        for k in key
-    )
+    basic = all(k is Ellipsis or _is_basic(k) for k in key)
     if not shape or not basic or dots > 1 or len(key) - dots > len(shape):
         return None
     spans: list[tuple[int, int]] = []
