@@ -1,9 +1,9 @@
 """The only way a file is written: under a temporary name beside its place, synced, then renamed over it.
 
-Contract (`docs/apsim.md`, section 9): whatever happens, a reader finds the old file or the new one, whole. A save that
-fails or is interrupted removes what it made; what a killed process left is removed by the next save into the same
-folder (a temporary file is locked while in use). Symbolic links are followed: the target is replaced. The mode is what
-`open` would give, or that of the replaced file. A mapping of the old file keeps the old bytes.
+Contract (`docs/apsim-format.md`, section 9): whatever happens, a reader finds the old file or the new one, whole. A
+save that fails or is interrupted removes what it made; what a killed process left is removed by the next save into the
+same folder (a temporary file is locked while in use). Symbolic links are followed: the target is replaced. The mode is
+what `open` would give, or that of the replaced file. A mapping of the old file keeps the old bytes.
 `tests/test_atomic.py` enforces this, with a child process killed at every call.
 """
 

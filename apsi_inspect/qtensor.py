@@ -1,4 +1,4 @@
-"""`QTensor`: a quantized tensor in memory, exactly as .apsim stores one (`docs/apsim.md`, section 5).
+"""`QTensor`: a quantized tensor in memory, exactly as .apsim stores one (`docs/apsim-format.md`, section 5).
 
 Contract: codes, scales and format are kept as they are, never decoded on the way through a file; ``value = code × scale
 of its block`` in float32. Nothing is copied where it is made from arrays of the right kind. `tests/test_quantize.py`

@@ -1,7 +1,8 @@
 """`Report`: what checking a model found, frozen; the same facts as text, HTML and JSON.
 
-Statuses (one word each, `docs/apsim.md` and the glossary): authentic (signature checked with a key), intact (digests
-match, nobody vouches), damaged, unsigned, other-key, incomplete, not-checked. `tests/test_verify.py` enforces them.
+Statuses (one word each, `docs/apsim-format.md` and the glossary): authentic (signature checked with a key), intact
+(digests match, nobody vouches), damaged, unsigned, other-key, incomplete, not-checked. `tests/test_verify.py` enforces
+them.
 """
 
 from __future__ import annotations

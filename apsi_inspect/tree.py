@@ -1,4 +1,4 @@
-"""Records and lists <-> dotted tensor names, and the `tree` skeleton of .apsim (`docs/apsim.md`, section 3).
+"""Records and lists <-> dotted tensor names, and the `tree` skeleton of .apsim (`docs/apsim-format.md`, section 3).
 
 `record` is a dict whose keys can also be read as attributes. `tests/test_tree.py` enforces the rules of the
 specification.
@@ -120,7 +120,7 @@ def from_skeleton(node: Any, leaf: Callable[[str], Any]) -> Any:
     Raises
     ------
     TreeError
-        The skeleton breaks a rule of `docs/apsim.md`, section 3.
+        The skeleton breaks a rule of `docs/apsim-format.md`, section 3.
     """
     if isinstance(node, str) or (isinstance(node, dict) and node.keys() == {"$literal"}):
         raise TreeError("the root must be a record, a list or a tuple")

@@ -1,4 +1,4 @@
-"""The writing half of `tree`: records, lists and tuples to tensor names and the `tree` skeleton (`docs/apsim.md`, 3).
+"""The writing half of `tree`: records, lists and tuples to names and the `tree` skeleton (`docs/apsim-format.md`, 3).
 
 Contract: `flatten` refuses what cannot come back as it was, naming its place; `needs_skeleton` says whether the names
 alone would rebuild the same tree, key order included. `tests/test_save_load.py` enforces this with random trees.

@@ -1,4 +1,4 @@
-"""Physical units as .apsim stores them (`docs/apsim.md`, section 4): a dimension vector, scale, offset and symbol.
+"""Physical units as .apsim stores them (`docs/apsim-format.md`, 4): a dimension vector, scale, offset and symbol.
 
 ``value_SI = (value + offset) * scale``. Nothing here needs a unit library; conversion to and from pint is in the
 functions that import it on use. `tests/test_units.py` enforces the grammar and the forms.

@@ -1,4 +1,4 @@
-"""Units to and from pint, which is imported on use (`docs/apsim.md`, section 4).
+"""Units to and from pint, which is imported on use (`docs/apsim-format.md`, section 4).
 
 Contract: numbers are never rescaled. What seven SI exponents, a scale and an offset cannot say is refused. A symbol
 from a file never reaches pint's expression parser: its factors are looked up one by one. The dimension vector wins over

@@ -298,7 +298,7 @@ def scaled_code(fmt: str, code: int) -> float:
 def decode_scaled(
     fmt: str, raw: bytes, scale: Array, shape: Sequence[int], axis: int | None, block: int | None
 ) -> Array:
-    """`docs/apsim.md`, section 5, one element at a time."""
+    """`docs/apsim-format.md`, section 5, one element at a time."""
     width = {"int8": 8, "int4": 4, "fp8": 8, "fp8_e5m2": 8, "fp6": 6, "fp6_e3m2": 6, "fp4": 4}[fmt]
     n = shape[-1] if shape else 1
     row = {8: n, 4: -(-n // 2), 6: -(-n // 4) * 3}[width]

@@ -1,4 +1,4 @@
-"""From float32 values to the codes and scales of an .apsim quantized tensor (`docs/apsim.md`, section 5).
+"""From float32 values to the codes and scales of an .apsim quantized tensor (`docs/apsim-format.md`, section 5).
 
 Contract: `quantize_scaled` gives exactly the arrays that stand in the file. All arithmetic is float32, codes are the
 nearest ones, ties to even, saturating; non-finite input is refused (bf16 takes it). `tests/test_encode_scaled.py`

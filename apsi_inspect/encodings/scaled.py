@@ -1,4 +1,4 @@
-"""The quantized formats of .apsim (`docs/apsim.md`, section 5): codes in one tensor, float32 scales in its companion.
+"""The quantized formats of .apsim (`docs/apsim-format.md`, 5): codes in one tensor, float32 scales in its companion.
 
 `Encoding` gives the codes' own size; `QParams` says where their scales are and along which axis they run.
 """

@@ -1,8 +1,8 @@
 """.apsim: a safetensors file whose `__metadata__` adds units, quantized tensors, the tree, digests, signatures.
 
-`docs/apsim.md` is normative. Here the header is read and checked (sections 1 to 5, and the form of 6 and 7); digests
-and signatures are reported as present, not checked. A safetensors file whose metadata says ``format: apsi-model`` is
-one, whatever its name. `tests/test_apsim_read.py` opens the files of an independent writer.
+`docs/apsim-format.md` is normative. Here the header is read and checked (sections 1 to 5, and the form of 6 and 7);
+digests and signatures are reported as present, not checked. A safetensors file whose metadata says
+``format: apsi-model`` is one, whatever its name. `tests/test_apsim_read.py` opens the files of an independent writer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing .apsim: the canonical metadata, digests and signature of one file or of shards (`docs/apsim.md`).
+"""Writing .apsim: the canonical metadata, digests and signature of one file or of shards (`docs/apsim-format.md`).
 
 Contract: the same input gives the same bytes (a fresh scrypt salt aside). The header's length is known before the data,
 so the data is written once, hashed while it is written, and the header put before it at the end. What is written is

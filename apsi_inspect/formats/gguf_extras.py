@@ -1,6 +1,6 @@
 """What GGUF has no field for and we keep in keys of our own: units of tensors, and the shape of the parameter tree.
 
-``apsi.units.TENSOR`` is a STRING: ``{"unit": …, "symbol": …}``, the unit as `docs/apsim.md`, section 4 has it.
+``apsi.units.TENSOR`` is a STRING: ``{"unit": …, "symbol": …}``, the unit as `docs/apsim-format.md`, section 4 has it.
 ``apsi.tree`` is a STRING: the tree of section 3. What does not keep to the rules there is not used, with a warning:
 the file is a good GGUF all the same. `tests/test_gguf_write.py` enforces this.
 """

@@ -157,7 +157,7 @@ def _refuse_duplicates(names: Sequence[str], file: str) -> None:
 
 
 def _by_name(columns: Columns) -> Columns:
-    """Empty tensors at one place stand by name (docs/apsim.md, section 1), whatever their order in the header."""
+    """Empty tensors at one place stand by name (docs/apsim-format.md, 1), whatever their order in the header."""
     if 0 not in columns.sizes:
         return columns
     keys = list(zip(columns.offsets, columns.sizes, columns.names, strict=True))

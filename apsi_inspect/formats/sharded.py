@@ -1,7 +1,7 @@
 """Sharded checkpoints: an index JSON that maps tensor names to the shard files beside it.
 
 Two kinds: Hugging Face's ``model.safetensors.index.json`` (`docs/formats.md`, 1.5) and ``NAME.apsim.index.json``
-(`docs/apsim.md`, section 8). Shard names are hostile text: only plain names in the same folder are followed.
+(`docs/apsim-format.md`, section 8). Shard names are hostile text: only plain names in the same folder are followed.
 Shards are opened one by one and hold no file descriptor. Tests: `tests/test_sharded.py`.
 """
 

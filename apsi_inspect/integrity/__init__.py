@@ -1,1 +1,1 @@
-"""What digests and signatures of .apsim files are, and how they are taken and checked (`docs/apsim.md`, 6 and 7)."""
+"""Digests and signatures of .apsim files, and how they are taken and checked (`docs/apsim-format.md`, 6 and 7)."""

@@ -1,4 +1,4 @@
-"""Checking the digests of one .apsim file: what its header claims, and whether its bytes agree (`docs/apsim.md`, 6).
+"""Checking the digests of one .apsim file: what its header claims, whether its bytes agree (`docs/apsim-format.md`, 6).
 
 Contract: bytes are hashed over the same open file (and map) that serves the values afterwards, chunks on several
 threads, in bounded memory. `Lazy` checks a chunk when a range that touches it is first asked for.

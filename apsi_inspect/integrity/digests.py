@@ -1,4 +1,4 @@
-"""SHA-256 digests of an .apsim file: of table and data in one stream, of chunks, of the metadata (`docs/apsim.md`, 6).
+"""SHA-256 digests of an .apsim file: table and data in one stream, chunks, the metadata (`docs/apsim-format.md`, 6).
 
 Contract: `jcs` is RFC 8785, byte for byte as the `rfc8785` package. `Hashing` takes blocks in order and hashes them on
 two threads (the stream, the chunks) while the caller writes them; it holds at most `DEPTH` blocks.

@@ -1,4 +1,4 @@
-"""HMAC signatures of .apsim files, and the keys for them (`docs/apsim.md`, section 7).
+"""HMAC signatures of .apsim files, and the keys for them (`docs/apsim-format.md`, section 7).
 
 Contract: key material and secrets never appear in a repr, an error, a log or a file of ours other than the per-user key
 file, which only its owner can read (mode 0600). MACs are compared in constant time. What the signature proves, and to

@@ -1,4 +1,4 @@
-"""float32 -> the codes and scales of .apsim's quantized formats (`docs/apsim.md`, section 5).
+"""float32 -> the codes and scales of .apsim's quantized formats (`docs/apsim-format.md`, section 5).
 
 scale = greatest magnitude of the block / largest code, a true division in float32; code = x / scale, another one, to
 the nearest code, ties to even, saturating. A block of zeros has scale 0; a scale that would round to 0 is the smallest

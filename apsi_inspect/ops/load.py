@@ -1,8 +1,8 @@
 """`load_model` and `load_safetensors`: a checkpoint to a tree of arrays that are views of the mapped file.
 
-Contract (`docs/apsim.md`): with ``verify=True`` (the default) every digest is checked before anything is returned,
-over the same map that serves the values afterwards; with ``"lazy"`` a chunk is checked when a tensor that touches it is
-first read. Arrays are read-only. `tests/test_save_load.py` enforces this.
+Contract (`docs/apsim-format.md`): with ``verify=True`` (the default) every digest is checked before anything is
+returned, over the same map that serves the values afterwards; with ``"lazy"`` a chunk is checked when a tensor that
+touches it is first read. Arrays are read-only. `tests/test_save_load.py` enforces this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`quantize` and `quantize_model`: arrays to `QTensor`s, by the rules of .apsim (`docs/apsim.md`, section 5).
+"""`quantize` and `quantize_model`: arrays to `QTensor`s, by the rules of .apsim (`docs/apsim-format.md`, section 5).
 
 Contract: codes and scales are those of the specification, bit for bit; units and ties are kept; what is not finite is
 refused, named and counted. `axis` is the axis that the values of one scale run **along**: for a matrix of shape

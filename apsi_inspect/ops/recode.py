@@ -1,8 +1,8 @@
 """From the bytes of one encoding to those of another, a range of elements at a time.
 
 Contract: the bytes are those that encoding the whole tensor at once would give. Where the encoding does not change the
-bytes are copied. Q8_0 and Q4_0 become .apsim's int8 and int4 exactly (`docs/apsim.md`, section 5). Values that a target
-cannot hold are refused with the tensor's name, or counted where the format has an infinity for them.
+bytes are copied. Q8_0 and Q4_0 become .apsim's int8 and int4 exactly (`docs/apsim-format.md`, section 5). Values that a
+target cannot hold are refused with the tensor's name, or counted where the format has an infinity for them.
 `tests/test_convert.py` compares with the official libraries.
 """
 

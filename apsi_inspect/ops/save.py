@@ -1,8 +1,8 @@
 """`save_model` and `save_safetensors`: a parameter tree to a checkpoint, checked whole before the first byte goes out.
 
-Contract (`docs/apsim.md`): the old checkpoint stays until the new one is complete; the same input gives the same bytes;
-nothing is written where anything is refused. Values stream from the arrays given, so peak memory does not grow with the
-model. `tests/test_save_load.py` and `tests/test_atomic.py` enforce this.
+Contract (`docs/apsim-format.md`): the old checkpoint stays until the new one is complete; the same input gives the same
+bytes; nothing is written where anything is refused. Values stream from the arrays given, so peak memory does not grow
+with the model. `tests/test_save_load.py` and `tests/test_atomic.py` enforce this.
 """
 
 from __future__ import annotations
