@@ -29,6 +29,7 @@ from .errors import (
 from .model import Finding as Finding
 from .model import ModelFile as ModelFile
 from .model import Tensor as Tensor
+from .notebook.audit import audit as audit
 from .ops.changes import ConversionReport as ConversionReport
 from .ops.convert import convert as convert
 from .ops.gguf import load_gguf as load_gguf
@@ -76,6 +77,7 @@ from .ops.scan import scan as scan
 from .ops.survey import stats as stats
 from .ops.torch import torch_load as torch_load
 from .ops.verify import verify as verify
+from .permissions import permissions as permissions
 from .qtensor import QTensor as QTensor
 from .report import Report as Report
 from .table import TensorTable as TensorTable

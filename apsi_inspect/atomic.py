@@ -14,6 +14,8 @@ import os
 import secrets
 import stat
 
+from .permissions import check_write
+
 fcntl: Any
 try:
     import fcntl
@@ -115,6 +117,7 @@ class Files:
 
     def create(self, path: str | os.PathLike[str]) -> Pending:
         """Begin a file; leftovers of killed processes in its folder are removed first."""
+        check_write(path)
         folder = os.path.dirname(os.path.realpath(os.fsdecode(path)))
         if folder not in [p.folder for p in self.pending]:
             remove_leftovers(folder)
@@ -169,6 +172,8 @@ def remove(paths: Iterable[str]) -> int:
     """Remove files that may be there; how many were."""
     count = 0
     for path in paths:
+        if os.path.lexists(path):
+            check_write(path)
         try:
             os.unlink(path)
             count += 1

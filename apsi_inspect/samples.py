@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 
+from .atomic import write_bytes
 from .errors import ValueRefusedError, quote
 
 TYPE_CHECKING = False
@@ -57,14 +58,14 @@ def write(folder: str | os.PathLike[str], only: Iterable[str] | None = None) -> 
     paths = []
     for name in wanted:
         target = os.path.join(os.fsdecode(folder), name)
-        if name in REAL:
-            import shutil
-
-            shutil.copyfile(path(name), target)
-        else:
-            _MAKERS[name](target)
+        write_bytes(target, _bundled(name) if name in REAL else _MAKERS[name](), durable=False)
         paths.append(target)
     return paths
+
+
+def _bundled(name: str) -> bytes:
+    with open(path(name), "rb") as f:
+        return f.read()
 
 
 def _noise(count: int, seed: int) -> list[int]:
@@ -161,7 +162,7 @@ def _tiny_llama() -> tuple[dict[str, object], list[tuple[str, tuple[int, ...], s
     return metadata, [*tensors, ("output_norm.weight", (width,), "F32"), ("output.weight", (vocabulary, width), "Q6_K")]
 
 
-def _write_gguf(target: str) -> None:
+def _gguf() -> bytes:
     metadata, tensors = _tiny_llama()
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     head += [_gguf_string(k) + _gguf_value(v) for k, v in metadata.items()]
@@ -178,8 +179,7 @@ def _write_gguf(target: str) -> None:
         data.append(raw)
         offset += len(raw)
     header = b"".join(head)
-    with open(target, "wb") as f:
-        f.write(header + bytes(-len(header) % 32) + b"".join(data))
+    return header + bytes(-len(header) % 32) + b"".join(data)
 
 
-_MAKERS: dict[str, Callable[[str], None]] = {"tiny-llama.gguf": _write_gguf}
+_MAKERS: dict[str, Callable[[], bytes]] = {"tiny-llama.gguf": _gguf}

@@ -14,6 +14,7 @@ import stat
 import sys
 
 from .errors import ModelFileError, TruncatedFileError
+from .permissions import check_read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class FileSource:
     Raises
     ------
     OSError
-        The file is missing or unreadable.
+        The file is missing or unreadable; PermissionError where `permissions` do not allow to read it.
     ModelFileError
         It is a directory, a pipe or a device.
     """
@@ -91,6 +92,7 @@ class FileSource:
         self._use_map = mmap
         self._closed = False
         self._stamp: tuple[int, int, int, int] | None = None
+        check_read(self.name)
         fd = self._open()
         if keep_open:
             self._fd = fd
@@ -116,6 +118,12 @@ class FileSource:
             raise
         self._stamp, self.size = stamp, st.st_size
         return fd
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Size and time of change of the file that was opened: the same on every machine that shares the disk."""
+        assert self._stamp is not None
+        return self._stamp[2:]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Copy of a range, all of it or TruncatedFileError."""

@@ -23,7 +23,7 @@ EXIT_UNREADABLE, EXIT_INTERRUPTED = 3, 130
 
 # modules of `apsi model VERB` and of `apsi COMMAND`, in the order of the help
 VERBS = ("info", "stats", "verify", "scan", "convert")
-COMMANDS = ("key", "samples", "warm")
+COMMANDS = ("run", "audit", "key", "samples", "warm")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -76,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         argv = _joined(sys.argv[1:] if argv is None else list(argv))
+        if argv[:1] == ["run"]:
+            from .run import written_out
+
+            argv = written_out(argv)
         args = _parser(argv).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()

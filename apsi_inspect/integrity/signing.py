@@ -16,6 +16,7 @@ import unicodedata
 from typing import NamedTuple
 
 from ..errors import ValueRefusedError, visible
+from ..permissions import check_write
 from .digests import jcs
 
 TYPE_CHECKING = False
@@ -196,6 +197,7 @@ def _read_user_key(path: str) -> bytes:
 
 def _make_user_key(path: str) -> None:
     """Write a new key under another name and link it: a key that another process made first stays."""
+    check_write(path)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     temporary = f"{path}.{secrets.token_hex(8)}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
