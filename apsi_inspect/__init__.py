@@ -44,7 +44,7 @@ _PUBLIC = {
     "model_info": ".ops.info",
     "onnx_model": ".ops.onnx",
     "open": ".ops.open",
-    "permissions": ".permissions",
+    "permissions": ".permit",
     "quantize": ".ops.quantize",
     "quantize_model": ".ops.quantize",
     "record": ".tree",

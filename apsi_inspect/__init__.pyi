@@ -77,7 +77,7 @@ from .ops.scan import scan as scan
 from .ops.survey import stats as stats
 from .ops.torch import torch_load as torch_load
 from .ops.verify import verify as verify
-from .permissions import permissions as permissions
+from .permit import permissions as permissions
 from .qtensor import QTensor as QTensor
 from .report import Report as Report
 from .table import TensorTable as TensorTable

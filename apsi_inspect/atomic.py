@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 
-from .permissions import check_write
+from .permit import check_write
 
 fcntl: Any
 try:

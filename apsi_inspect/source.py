@@ -14,7 +14,7 @@ import stat
 import sys
 
 from .errors import ModelFileError, TruncatedFileError
-from .permissions import check_read
+from .permit import check_read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

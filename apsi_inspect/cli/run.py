@@ -50,7 +50,7 @@ def written_out(argv: list[str]) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code is the script's own, 1 after an uncaught error."""
-    from ..permissions import permissions
+    from ..permit import permissions
 
     try:
         if not os.path.isfile(args.script):

@@ -16,7 +16,7 @@ import unicodedata
 from typing import NamedTuple
 
 from ..errors import ValueRefusedError, visible
-from ..permissions import check_write
+from ..permit import check_write
 from .digests import jcs
 
 TYPE_CHECKING = False
