@@ -121,6 +121,32 @@ def _lookup(symbol: str, registry: Any) -> Any:
     return units
 
 
+def unit_named(symbol: str, registry: Any = None) -> Unit:
+    """The unit that a symbol means to pint (``"mmHg"``, ``"kg*m**2/s**2"``, ``"degC"``).
+
+    Parameters
+    ----------
+    registry
+        pint's application registry by default.
+
+    Raises
+    ------
+    ValueRefusedError
+        The symbol breaks the grammar of `units.valid_symbol`, a name in it is unknown, or it is no unit of the SI's
+        seven dimensions.
+    """
+    if registry is None:
+        import pint
+
+        registry = pint.get_application_registry()  # type: ignore[no-untyped-call]
+    if not valid_symbol(symbol):
+        raise ValueRefusedError(f"{quote(symbol)} is no unit: write names with * / and **, such as kg*m**2/s**2")
+    units = _lookup(symbol, registry)
+    if units is None:
+        raise ValueRefusedError(f"{quote(symbol)} is no unit that pint knows")
+    return unit_of(registry.Quantity(1.0, units), "show in")._replace(symbol=symbol)
+
+
 def pint_units(unit: Unit, registry: Any = None) -> tuple[Any, str | None]:
     """The pint unit that stands for `unit`, and a warning where its symbol could not be used.
 
