@@ -1,4 +1,4 @@
-"""What `permissions` allow: the real place of a file counts, every restriction in force must agree, all are announced."""
+"""What `permissions` allow: the real place of a file counts, and every restriction in force must agree."""
 
 from __future__ import annotations
 

@@ -280,12 +280,14 @@ def _uses(path: str, cell: int | None, source: str, names: _Names) -> list[Use]:
     nodes = sorted(placed, key=lambda n: (n.lineno, n.col_offset))
     for node in nodes:
         names.learn(node)
-    found, called = [], set()
+    # expressions that are a part of another one: the function of a call, the `ai.ops` of `ai.ops.x`
+    inner = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    inner |= {id(n.value) for n in nodes if isinstance(n, ast.Attribute)}
+    found = []
     for node in nodes:
         if isinstance(node, ast.Call):
-            called.add(id(node.func))
             use = _call(node, names)
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called:
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inner:
             name = names.function(node)
             use = None if name is None else (name, FUNCTIONS[name].kind, (), ())
         else:
@@ -331,10 +333,11 @@ def _magic(name: str, texts: list[str]) -> _Found | None:
         if name in ("load_ext", "reload_ext") and texts and texts[0].strip() == _PACKAGE:
             return f"%{name}", "load", (), ()
         return None
-    words = [w for t in texts for w in _split(t) if not w.startswith("-")]
+    words = [w for w in _split(texts[0] if texts else "") if not w.startswith("-")]
     if name == "apsi_convert":
         return f"%{name}", "convert", tuple(words[:1]), tuple(words[1:2])
-    return f"%{name}", MAGICS[name], tuple(words), ()
+    lines = [w for line in "\n".join(texts[1:]).splitlines() for w in _split(line)[:1]]  # of a cell: a path each
+    return f"%{name}", MAGICS[name], (*words[: 2 if name == "apsi_compare" else 1], *lines), ()
 
 
 def _shell(node: ast.Call) -> _Found | None:
