@@ -311,7 +311,7 @@ def _call(node: ast.Call, names: _Names) -> _Found | None:
     texts = [_literal(a) for a in node.args]
     first = texts[0] if texts else None
     if function in ("run_line_magic", "run_cell_magic") and first is not None:
-        return _magic(first, [t for t in texts[1:] if t])
+        return _magic(first, [t or "" for t in texts[1:]])
     if function in _SHELLS:
         return _shell(node)
     if function == "getattr" and node.args and names.is_package(node.args[0]):
