@@ -30,14 +30,19 @@ def _swapped(tensor: Tensor) -> bool:
     return tensor.byte_order != sys.byteorder
 
 
-def _scales(tensor: Tensor) -> NDArray[np.float32] | None:
+def _scales(tensor: Tensor, lo: int = 0, hi: int | None = None) -> NDArray[np.float32] | None:
+    """The scales, or those of rows [lo, hi) of the first axis, which no block spans."""
     import numpy as np
 
     q = tensor.qparams
     if q is None or q.scale_shape is None:
         return None
-    raw = np.frombuffer(tensor.source.view(q.scale_offset, q.scale_nbytes), "<f4")
-    return raw.astype(np.float32, copy=False).reshape(q.scale_shape)
+    offset, nbytes, shape = q.scale_offset, q.scale_nbytes, q.scale_shape
+    if hi is not None and shape:
+        row = nbytes // shape[0]
+        offset, nbytes, shape = offset + lo * row, (hi - lo) * row, (hi - lo, *shape[1:])
+    raw = np.frombuffer(tensor.source.view(offset, nbytes), "<f4")
+    return raw.astype(np.float32, copy=False).reshape(shape)
 
 
 def read_tensor(tensor: Tensor, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -101,25 +106,22 @@ def _rows_of(tensor: Tensor) -> Any:
     """A function that decodes rows [lo, hi) of the first axis, where rows are whole bytes; else None."""
     if tensor.ndim < 2 or not tensor.numel:
         return None
-    inner, raw, q = prod(tensor.shape[1:]), tensor.raw(), tensor.qparams
-    nbytes = len(raw) // tensor.shape[0]
+    inner, q = prod(tensor.shape[1:]), tensor.qparams
+    nbytes = (tensor.nbytes - (q.scale_nbytes if q else 0)) // tensor.shape[0]
+
+    def raw(lo: int, hi: int) -> memoryview:
+        return tensor.source.view(tensor.offset + lo * nbytes, (hi - lo) * nbytes)
+
     if q is None:
         if tensor.info.encoding.nbytes(inner) is None:
             return None
         return lambda lo, hi: decode(
-            tensor.info.encoding, raw[lo * nbytes : hi * nbytes], (hi - lo, *tensor.shape[1:]), swap=_swapped(tensor)
+            tensor.info.encoding, raw(lo, hi), (hi - lo, *tensor.shape[1:]), swap=_swapped(tensor)
         )
     if q.axis == 0 or tensor.ndim < 2:
         return None
-    scale = _scales(tensor)
     return lambda lo, hi: decode_scaled(
-        tensor.encoding,
-        raw[lo * nbytes : hi * nbytes],
-        scale if scale is None or not q.scale_shape else scale[lo:hi],
-        (hi - lo, *tensor.shape[1:]),
-        q.axis,
-        q.block,
-        q.packing,
+        tensor.encoding, raw(lo, hi), _scales(tensor, lo, hi), (hi - lo, *tensor.shape[1:]), q.axis, q.block, q.packing
     )
 
 
@@ -216,42 +218,49 @@ def _block_part(tensor: Tensor, outer: tuple[Any, ...], last: int | slice) -> ND
     return _index(values, (..., slice(start, stop if stop >= 0 else None, picked.step)))
 
 
-def stream(tensor: Tensor, chunk: int = STREAM, *, widen: bool = False) -> Iterator[NDArray[Any]]:
+def stream(
+    tensor: Tensor, chunk: int = STREAM, *, widen: bool = False, first: int = 0, last: int | None = None
+) -> Iterator[NDArray[Any]]:
     """The values in flat pieces of about `chunk` elements, in order; memory stays bounded by a piece.
 
     With `widen`, floats of at most 16 bits come as float32, in a buffer that is used again for the next piece.
+    `first` and `last`: only these elements; both at whole blocks, or the end.
     """
-    encoding, n = tensor.info.encoding, tensor.numel
+    encoding, last = tensor.info.encoding, tensor.numel if last is None else last
     if tensor.qparams is not None:
-        yield from _stream_rows(tensor, chunk)
+        yield from _stream_rows(tensor, chunk, first, last)
         return
     step = max(1, chunk // encoding.block_size) * encoding.block_size
     if tensor.affine is not None:
         from .affine import affine_values
 
-        yield from (affine_values(tensor, i, min(i + step, n)) for i in range(0, n, step))
+        yield from (affine_values(tensor, i, min(i + step, last)) for i in range(first, last, step))
         return
-    raw = tensor.raw()
+    begin, end = (-(-e * encoding.block_bytes // encoding.block_size) for e in (first, last))
+    raw = tensor.source.view(tensor.offset + begin, end - begin)
     small = widen and encoding.kind in ("float", "block") and encoding.dtype not in ("float32", "float64")
-    buffer = aligned_empty((min(step, n),), "float32") if small or (widen and encoding.is_block) else None
-    for i in range(0, n, step):
-        count = min(step, n - i)
+    buffer = aligned_empty((min(step, last - first),), "float32") if small or (widen and encoding.is_block) else None
+    for i in range(0, last - first, step):
+        count = min(step, last - first - i)
         a, z = (-(-e * encoding.block_bytes // encoding.block_size) for e in (i, i + count))
         out = None if buffer is None else buffer[:count]
         yield decode(encoding, raw[a:z], (count,), out=out, swap=_swapped(tensor))
 
 
-def _stream_rows(tensor: Tensor, chunk: int) -> Iterator[NDArray[Any]]:
+def _stream_rows(tensor: Tensor, chunk: int, first: int, last: int) -> Iterator[NDArray[Any]]:
     rows = _rows_of(tensor)
     if rows is None:
-        yield read_tensor(tensor).reshape(-1)
+        yield read_tensor(tensor).reshape(-1)[first:last]
         return
-    step = max(1, chunk // max(1, prod(tensor.shape[1:])))
-    for i in range(0, tensor.shape[0], step):
-        yield rows(i, min(i + step, tensor.shape[0])).reshape(-1)
+    row = max(1, prod(tensor.shape[1:]))
+    step, begin, end = max(1, chunk // row), first // row, -(-last // row)
+    for i in range(begin, end, step):
+        j = min(i + step, end)
+        yield rows(i, j).reshape(-1)[max(first - i * row, 0) : min(last, j * row) - i * row]
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_of(tensor: Tensor) -> str:
+    """Name of the dtype in which the values come, for statistics."""
     return "float32" if tensor.affine is not None else tensor.info.encoding.dtype
 
 
@@ -260,7 +269,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     if tensor.kept_stats is None:
         from .stats import compute_stats
 
-        tensor.kept_stats = compute_stats(stream(tensor, widen=True), dtype=_dtype(tensor))
+        tensor.kept_stats = compute_stats(stream(tensor, widen=True), dtype=dtype_of(tensor))
     return tensor.kept_stats
 
 

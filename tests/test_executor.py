@@ -1,0 +1,112 @@
+"""Verbs with `executor=` against the same verbs without: equal to the bit, for every kind of file and encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import save_file
+
+import apsi_inspect as ai
+from apsi_inspect.errors import ModelFileError, ValueRefusedError
+from apsi_inspect.kernels.stats import SEGMENT
+from apsi_inspect.ops import stats_tasks
+from apsi_inspect.ops.open import open_source
+from apsi_inspect.source import BytesSource
+
+from . import test_tasks
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        yield pool
+
+
+def same(a: pd.DataFrame, b: pd.DataFrame) -> None:
+    """Equal to the bit, dtypes included."""
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
+    for column in a:
+        x, y = a[column].to_numpy(), b[column].to_numpy()
+        assert [repr(v) for v in x] == [repr(v) for v in y], column
+
+
+def large(folder: Path, seed: int = 0) -> Path:
+    """Tensors of many segments, odd values among them, of several dtypes."""
+    rng = np.random.default_rng(seed)
+    n = 5 * SEGMENT + 777
+    x = rng.standard_normal(n).astype(np.float32)
+    x[[0, 5, SEGMENT, n - 1]] = [np.nan, np.inf, -np.inf, 0]
+    arrays = {
+        "f32": x, "bf16": x.astype(ml_dtypes.bfloat16), "f16": x.astype(np.float16), "f64": x.astype(np.float64) * 1e-3,
+        "i64": rng.integers(-(2**62), 2**62, n), "u8": rng.integers(0, 255, n).astype(np.uint8),
+        "rows": rng.standard_normal((1000, 1000)).astype(np.float32), "small": x[:10], "empty": x[:0],
+        "c64": x[:100].astype(np.complex64), "nothing": np.full(300_000, np.nan, np.float32),
+    }  # fmt: skip
+    save_file(arrays, folder / "large.safetensors")
+    return folder / "large.safetensors"
+
+
+class TestStats:
+    @pytest.mark.filterwarnings("ignore:torch.quantize")
+    @pytest.mark.parametrize("kind", test_tasks.KINDS)
+    def test_every_kind(self, kind: str, tmp_path: Path, processes: Executor) -> None:
+        path = test_tasks.KINDS[kind](tmp_path)
+        same(ai.stats(path, executor=processes).frame, ai.stats(path).frame)
+
+    @pytest.mark.parametrize("segments", [1, 2, 3, 32])
+    def test_large_tensors_in_parts(
+        self, segments: int, tmp_path: Path, processes: Executor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stats_tasks, "RUN", segments * SEGMENT)
+        path = large(tmp_path)
+        same(ai.stats(path, executor=processes).frame, ai.stats(path).frame)
+
+    @pytest.mark.parametrize("target", ["q4_k", "q8_0", "iq4_nl", "int4", "int8", "fp6"])
+    def test_blocks_in_parts(
+        self, target: str, tmp_path: Path, processes: Executor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stats_tasks, "RUN", SEGMENT)
+        x = np.random.default_rng(1).standard_normal((1000, 1280)).astype(np.float32)
+        save_file({"x": x}, tmp_path / "x.safetensors")
+        ending = "gguf" if target[0] in "qi" and target[:3] != "int" else "apsim"
+        path = tmp_path / f"m.{ending}"
+        ai.convert(tmp_path / "x.safetensors", path, dtype=target)
+        same(ai.stats(path, executor=processes).frame, ai.stats(path).frame)
+
+    def test_threads(self, tmp_path: Path) -> None:
+        path = large(tmp_path)
+        with ThreadPoolExecutor(2) as pool:
+            same(ai.stats(path, executor=pool).frame, ai.stats(path).frame)
+
+    def test_some_tensors(self, tmp_path: Path, processes: Executor) -> None:
+        path = large(tmp_path)
+        same(ai.stats(path, "f*", executor=processes).frame, ai.stats(path, "f*").frame)
+
+    def test_a_file_that_changed(self, tmp_path: Path, processes: Executor) -> None:
+        with ai.open(large(tmp_path)) as model:
+            np.asarray(model["f32"])  # it is mapped here
+            large(tmp_path, seed=1)
+            with pytest.raises(ModelFileError, match="has changed"):
+                ai.stats(model, executor=processes)
+
+    def test_memory_is_refused(self, tmp_path: Path, processes: Executor) -> None:
+        model = open_source(BytesSource(large(tmp_path).read_bytes()))
+        with pytest.raises(ValueRefusedError, match="in memory"):
+            ai.stats(model, executor=processes)
+
+    def test_progress_is_all_of_it(self, tmp_path: Path, processes: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stats_tasks, "RUN", SEGMENT)
+        seen: list[Any] = []
+        with ai.open(large(tmp_path)) as model:
+            tensors = [t for t in model.values() if t.name != "c64"]
+            list(stats_tasks.tensor_stats_of(tensors, processes, seen.append))
+            assert sum(seen) == sum(t.nbytes for t in tensors)
+            assert len(seen) > 30
