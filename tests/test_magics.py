@@ -221,3 +221,16 @@ def test_splitting() -> None:
     assert split("'a;' b;") == ["a;", "b"]
     assert split("# all of it") == []
     assert one_path([]) == []
+
+
+def test_options_of_every_magic_are_completed(shell: InteractiveShell) -> None:
+    from apsi_inspect.notebook.magics import OPTIONS
+
+    magics = {n for n in shell.magics_manager.magics["line"] if n.startswith("apsi_")}
+    assert {f"apsi_{name}" for name in OPTIONS} == magics
+    for name, options in OPTIONS.items():
+        function = shell.magics_manager.magics["line"][f"apsi_{name}"]
+        parser = getattr(function.__self__, f"apsi_{name}").parser
+        declared = {o for action in parser._actions for o in action.option_strings if o.startswith("--")}
+        assert {*options} - {"--help"} == declared - {"--help"}
+        assert {f"%apsi_{name} x.gguf {o}" for o in options} <= completions(shell, f"%apsi_{name} x.gguf --")

@@ -31,11 +31,21 @@ if TYPE_CHECKING:
 
     from IPython.core.completer import CompletionContext
 
-OPTIONS = ("--tensors", "--sort", "--metadata", "--tree", "--json", "--help")
+# options of each magic, for completion; `tests/test_magics.py` compares them with the parsers
+OPTIONS = {
+    "info": ("--tensors", "--sort", "--metadata", "--tree", "--json", "--help"),
+    "verify": ("--user-key", "--ask-key", "--key-env", "--key-file", "--full", "--help"),
+    "convert": (
+        "--dtype", "--tensor-type", "--block", "--shard", "--architecture", "--user-key", "--force", "--dry-run",
+        "--help",
+    ),
+}  # fmt: skip
+# options whose value is no path
+_VALUES = ("--tensors", "--key-env", "--dtype", "--tensor-type", "--block", "--shard", "--architecture")
 _ENDINGS = (".safetensors", ".gguf", ".apsim", ".index.json")
 # what stands before a comment: not the # in a quote, after a backslash or inside a word
 _BEFORE_COMMENT = re.compile(r"""((?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\\'"])*?)(?:^|\s+)#""", re.DOTALL)
-_COMMAND = re.compile(r"(?:^|.*[\s=])%{1,2}apsi_info(?:\s+(.*))?$", re.DOTALL)
+_COMMAND = re.compile(r"(?:^|.*[\s=])%{1,2}apsi_([a-z]+)(?:\s+(.*))?$", re.DOTALL)
 
 
 @magics_class
@@ -142,15 +152,15 @@ def unquote(text: str) -> str:
 def complete(context: CompletionContext) -> dict[str, Any]:
     """Tab completion: options, columns after ``--sort``, else folders and model files; nothing that IPython knows."""
     found = _COMMAND.match(context.text_until_cursor)
-    if not found:
+    if not found or found[1] not in OPTIONS:
         return {"completions": []}
-    words, word, quote = _typed(found[1] or "")
+    words, word, quote = _typed(found[2] or "")
     if words and words[-1] == "--sort":
         wanted = [sign + f for sign in ("", "-") for f in Row._fields]
     elif word.startswith("-") and not quote:
-        wanted = list(OPTIONS)
+        wanted = list(OPTIONS[found[1]])
     else:
-        wanted = [] if words and words[-1] == "--tensors" else _paths(word, quote)
+        wanted = [] if words and words[-1] in _VALUES else _paths(word, quote)
     token = context.token  # the end of the word, which alone is replaced
     known = len(word) - len(token)
     texts = [w[known:] for w in wanted if w.startswith(word)] if word.endswith(token) else []
@@ -201,12 +211,14 @@ def _paths(word: str, quoted: str) -> list[str]:
 def load_ipython_extension(ipython: Any) -> None:
     """``%load_ext apsi_inspect``: register the magics and their completion."""
     from ..ops.changes import ConversionReport
+    from ..report import Report
     from .magics_convert import ConvertMagics
+    from .magics_verify import VerifyMagics
 
-    ipython.register_magics(ApsiMagics, ConvertMagics)
+    ipython.register_magics(ApsiMagics, ConvertMagics, VerifyMagics)
     if complete not in ipython.Completer.custom_matchers:
         ipython.Completer.custom_matchers.append(complete)
     if getattr(ipython, "kernel", None) is None:  # a terminal shows text in full, a notebook the HTML
         plain = ipython.display_formatter.formatters["text/plain"]
-        for noun in (ModelFile, SideBySide, ConversionReport):
+        for noun in (ModelFile, SideBySide, ConversionReport, Report):
             plain.for_type(noun, lambda shown, printer, cycle: printer.text(str(shown)))
