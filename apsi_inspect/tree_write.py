@@ -49,6 +49,11 @@ def show_path(path: Path) -> str:
     return text.removeprefix(".") if len(text) <= 200 else text[:120].removeprefix(".") + "…" + text[-60:]
 
 
+def exact_path(path: Path) -> str:
+    """A place in the tree with its keys apart: ``["a.b"]`` is not ``["a"]["b"]``."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f'["{visible(p, 60)}"]' for p in path)
+
+
 def flatten(params: Any, identity: Callable[[Any], object] = id) -> Flat:
     """Names, leaves and skeleton of a tree.
 
@@ -95,6 +100,7 @@ class _Walk:
         self.leaves: dict[str, Any] = {}
         self.paths: dict[str, str] = {}
         self.names: dict[object, str] = {}
+        self.places: dict[str, Path] = {}
 
     def node(self, node: Any, path: Path) -> Any:
         if len(path) > MAX_DEPTH:
@@ -128,18 +134,16 @@ class _Walk:
             return self.names[mark]
         name = ".".join(map(str, path))
         if name in self.leaves:
-            taken = self.paths[name]
             name = ".".join(p.replace("%", "%25").replace(".", "%2E") if isinstance(p, str) else str(p) for p in path)
             if name in self.leaves:
-                raise ValueRefusedError(
-                    f"{show_path(path)} and {taken} would both be stored as {quote(name)}; rename one of them"
-                )
+                both = f"{exact_path(self.places[name])} and {exact_path(path)}"
+                raise ValueRefusedError(f"{both} would both be stored as {quote(name)}; rename one of them")
         where = show_path(path)
         if name == "__metadata__" or name.endswith("__qscale"):
             raise ValueRefusedError(f"{where}: a tensor cannot be named {quote(name)}, which the format uses itself")
         if name.count(".") >= MAX_DEPTH:
             raise ValueRefusedError(f"{where}: its name has more than {MAX_DEPTH} components")
-        self.names[mark], self.leaves[name], self.paths[name] = name, leaf, where
+        self.names[mark], self.leaves[name], self.paths[name], self.places[name] = name, leaf, where, path
         return name
 
 

@@ -152,8 +152,13 @@ class TestStructure:
         }
         assert same(tree, trip(tree, tmp_path))
         assert set(ai.open(tmp_path / "m.apsim")) == {"a.b", "a%2Eb", "a%252Eb", "l.0"}
-        with pytest.raises(ValueRefusedError, match="would both"):  # the later one has no dots in its keys to escape
+        # The later one has no dots in its keys to escape.
+        with pytest.raises(
+            ValueRefusedError, match=r"""^\["a\.b"\] and \["a"\]\["b"\] would both be stored as .a\.b."""
+        ):
             trip({"a.b": np.ones(1), "a": {"b": np.zeros(1)}}, tmp_path)
+        with pytest.raises(ValueRefusedError, match=r"""^\["l\.0"\] and \["l"\]\[0\] would both be stored"""):
+            trip({"l.0": np.ones(1), "l": [np.zeros(1)]}, tmp_path)
 
     def test_literals(self, tmp_path: Path) -> None:
         tree = [

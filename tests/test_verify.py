@@ -337,6 +337,20 @@ class TestCommand:
         assert [d["status"] for d in json.loads(done.stdout)] == ["unsigned", "authentic"]
         assert done.returncode == 1
 
+    @pytest.mark.parametrize("verb", ["verify", "info", "scan"])
+    def test_json_of_what_cannot_be_read(self, verb: str, files: Path) -> None:
+        """Every path has its document, in order; the message stands on stderr too."""
+        done = apsi("model", verb, files / "good.apsim", files / "missing", files / "strange.bin", "--json")
+        documents = json.loads(done.stdout)
+        assert done.returncode == 3
+        assert [d["schema_version"] for d in documents] == [1, 1, 1]
+        assert [d["file"] for d in documents] == [str(files / n) for n in ("good.apsim", "missing", "strange.bin")]
+        assert documents[1]["error"] == f"{files / 'missing'}: No such file or directory"
+        assert documents[1]["error"] in done.stderr
+        assert (documents[1]["status"], documents[1]["ok"]) == ("unreadable", False)
+        alone = json.loads(apsi("model", verb, files / "missing", "--json").stdout)
+        assert alone == documents[1]
+
     def test_secret_from_the_environment(self, files: Path) -> None:
         done = apsi("model", "verify", files / "secret.apsim", "--key-env", "MY_KEY", env={"MY_KEY": "team secret"})
         assert (done.returncode, "authentic" in done.stdout) == (0, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..errors import ApsiError, ValueRefusedError, visible
+from .documents import show, unreadable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,12 +45,11 @@ def run(args: argparse.Namespace) -> int:
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
             print(f"apsi: {say(path, exc)}", file=sys.stderr)
+            if args.json:
+                documents.append(unreadable(path, say(path, exc)))
             failed = True
-    if args.json and documents:
-        import json
-
-        document = documents if len(args.paths) > 1 else documents[0]
-        print(json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False))
+    if args.json:
+        show(documents, args.paths)
     return 3 if failed else 0
 
 

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import ApsiError
     from ..ops.scan import scan
     from ..parts import to_text
+    from .documents import show, unreadable
     from .info import say
     from .terminal import colour, width
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
             print(f"apsi: {say(path, exc)}", file=sys.stderr)
+            if args.json:
+                documents.append(unreadable(path, say(path, exc)))
             code = 3
             continue
         code = code or (0 if report.ok else 1)
@@ -47,9 +50,6 @@ def run(args: argparse.Namespace) -> int:
             text = to_text(report._parts(), width=width(), color=colour(sys.stdout))
             print(text if not documents else "\n" + text)
         documents.append(report.to_dict())
-    if args.json and documents:
-        import json
-
-        document = documents if len(args.paths) > 1 else documents[0]
-        print(json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False))
+    if args.json:
+        show(documents, args.paths)
     return code

@@ -9,6 +9,7 @@ import os
 import sys
 
 from ..errors import ApsiError, ValueRefusedError, visible
+from .documents import show, unreadable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,16 +97,16 @@ def run(args: argparse.Namespace) -> int:
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
             print(f"apsi: {_say(path, exc)}", file=sys.stderr)
+            if args.json:
+                documents.append(unreadable(path, _say(path, exc)))
             code = 3
             continue
         code = max(code, 3 if report.status == "incomplete" else 0 if report.ok else 1)
         documents.append(report.to_dict())
         if not args.json:
             _show(report, first=len(documents) == 1)
-    if args.json and documents:
-        import json
-
-        print(json.dumps(documents if len(args.paths) > 1 else documents[0], ensure_ascii=False, indent=1))
+    if args.json:
+        show(documents, args.paths)
     return code
 
 
