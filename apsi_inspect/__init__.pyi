@@ -34,6 +34,8 @@ from .ops.changes import ConversionReport as ConversionReport
 from .ops.convert import convert as convert
 from .ops.gguf import load_gguf as load_gguf
 from .ops.gguf import save_gguf as save_gguf
+from .ops.hardware import hardware_plan as hardware_plan
+from .ops.hardware_report import HardwarePlan as HardwarePlan
 from .ops.info import gguf_info as gguf_info
 from .ops.info import model_info as model_info
 from .ops.info import safetensors_info as safetensors_info

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
+    import pandas as pd
 
     from .ops.stats import TensorStats
     from .report import Report
@@ -118,3 +119,21 @@ class TableDisplay(Displayable):
         from .notebook.render import table_parts
 
         return table_parts(self)  # type: ignore[arg-type]
+
+
+class HardwareDisplay(Displayable):
+    """What a `HardwarePlan` shows."""
+
+    __slots__ = ()
+
+    def _parts(self) -> Any:
+        from .notebook.render_hardware import hardware_parts
+
+        return hardware_parts(self)  # type: ignore[arg-type]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per encoding, context and device: bytes of weights and cache, files, devices (a pandas DataFrame)."""
+        from .notebook.render_hardware import hardware_frame
+
+        return hardware_frame(self)  # type: ignore[arg-type]

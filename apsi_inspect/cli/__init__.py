@@ -23,7 +23,7 @@ EXIT_UNREADABLE, EXIT_INTERRUPTED = 3, 130
 
 # modules of `apsi model VERB` and of `apsi COMMAND`, in the order of the help
 VERBS = ("info", "stats", "verify", "scan", "convert")
-COMMANDS = ("run", "audit", "key", "samples", "warm")
+COMMANDS = ("hardware", "run", "audit", "key", "samples", "warm")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
