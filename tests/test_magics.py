@@ -177,7 +177,7 @@ def completions(shell: InteractiveShell, line: str) -> set[str]:
     """What a notebook's tab key offers."""
     with provisionalcompleter():
         found = {line[: c.start] + c.text for c in shell.Completer.completions(line, len(line))}
-    return {text.partition("%apsi_info ")[2] for text in found}
+    return {text.partition("%apsi_")[2].partition(" ")[2] for text in found}
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_options_of_every_magic_are_completed(shell: InteractiveShell) -> None:
         parser = getattr(function.__self__, f"apsi_{name}").parser
         declared = {o for action in parser._actions for o in action.option_strings if o.startswith("--")}
         assert {*options} - {"--help"} == declared - {"--help"}
-        assert {f"%apsi_{name} x.gguf {o}" for o in options} <= completions(shell, f"%apsi_{name} x.gguf --")
+        assert {f"x.gguf {o}" for o in options} <= completions(shell, f"%apsi_{name} x.gguf --")
