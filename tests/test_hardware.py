@@ -200,6 +200,15 @@ def test_other_families() -> None:
     assert "does not use" in phi.notes[0]
 
 
+def test_an_encoder_keeps_nothing() -> None:
+    bert = {"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 6}
+    keys = gguf("bert", block_count=6, embedding_length=384, attention__head_count=12, attention__causal=False)
+    for shape in (config(bert), keys):
+        assert shape.nbytes(512, 4, F16) == 0
+        assert shape.kind == "encoder, no KV cache"
+    assert config({**bert, "is_decoder": True}).nbytes(1, 1, F16) == 6 * 2 * 384 * 2
+
+
 def test_experts_give_active_parameters() -> None:
     plan = hardware_plan(parameters="671B", config=DEEPSEEK_V3)
     routed = 58 * 256 * 3 * 7168 * 2048

@@ -152,6 +152,12 @@ def both(attention: Layer, recurrent: Layer) -> Layer:
     return Layer(attention.kind, attention.per_token, attention.window, recurrent.state, attention.formula)
 
 
+def encoder(layers: int, source: str, hidden: int | None, context: int | None) -> AttentionShape:
+    """A model that reads its whole input at once keeps nothing of it."""
+    note = "an encoder: it reads its whole input at once and keeps no KV cache"
+    return AttentionShape("encoder, no KV cache", grouped([NO_CACHE] * layers), source, hidden, context, (note,))
+
+
 def kind_of(groups: tuple[CacheGroup, ...], heads: int | None, kv_heads: Iterable[int]) -> str:
     """The name of a shape; `kv_heads` of its layers with attention."""
     counts = {n for n in kv_heads if n}

@@ -14,6 +14,7 @@ from .attention import (
     Keys,
     Layer,
     both,
+    encoder,
     grouped,
     heads_layer,
     kind_of,
@@ -68,6 +69,10 @@ _WORDS = {
     "mamba": "mamba", "mamba2": "mamba", "M": "mamba", "hybrid": "side by side",
     "mlp": "none", "moe": "none", "-": "none", "E": "none",
 }  # fmt: skip
+_ENCODERS = {
+    "albert", "bert", "camembert", "clip", "deberta", "deberta-v2", "distilbert", "electra", "mpnet", "modernbert",
+    "nomic_bert", "roberta", "siglip", "vit", "wav2vec2", "xlm-roberta",
+}  # fmt: skip
 _MAMBA = {"mamba", "mamba2", "falcon_mamba"}
 
 
@@ -104,13 +109,15 @@ def from_config(config: Mapping[str, Any], file: str | None) -> AttentionShape:
     keys = Keys(said, file, {key: name for name, key in ARGUMENTS.items()} if file is None else None)
     count = keys.whole(*LAYERS, most=MAX_LAYERS)
     hidden = keys.whole(*HIDDEN, default=0, least=0) or None
+    context = keys.whole(*CONTEXT, default=0, least=0) or None
+    if model_type in _ENCODERS and not keys.flag("is_decoder", False):
+        return encoder(count, file or "arguments", hidden, context)
     notes: list[str] = []
     words = _words(keys, model_type or "", count, notes)
     makers = _Makers(keys, model_type or "", hidden, notes)
     shared = keys.whole("num_kv_shared_layers", default=0, least=0)
     layers = [makers.layer(w) if i < count - shared else NO_CACHE for i, w in enumerate(words)]
     groups = grouped(layers)
-    context = keys.whole(*CONTEXT, default=0, least=0) or None
     attends = any(layer.per_token for layer in layers)
     heads = keys.whole(*HEADS, default=1) if attends and not keys.has("kv_lora_rank") else None
     name = kind_of(groups, heads, [makers.kv_heads()] if heads else [])

@@ -14,6 +14,7 @@ from .attention import (
     Keys,
     Layer,
     both,
+    encoder,
     grouped,
     heads_layer,
     kind_of,
@@ -56,6 +57,9 @@ def from_gguf(metadata: Mapping[str, Any], arch: str, file: str) -> AttentionSha
     if count < 1:
         raise keys.fail("nextn_predict_layers", "leaves no layer of block_count")
     hidden = keys.whole("embedding_length", default=0, least=0) or None
+    context = keys.whole("context_length", default=0, least=0) or None
+    if not keys.flag("attention.causal", True):
+        return encoder(count, f"GGUF keys {prefix}*", hidden, context)
     notes: list[str] = []
     states = _recurrent(keys, arch, count)
     heads = 1 if arch in _RECURRENT else max(keys.per_layer("attention.head_count", count) or [0])
@@ -67,9 +71,8 @@ def from_gguf(metadata: Mapping[str, Any], arch: str, file: str) -> AttentionSha
     groups = grouped(layers)
     if any(g.kind == "sliding" for g in groups):
         notes.append(_SWA_NOTE)
-    context = keys.whole("context_length", default=0, least=0) or None
     name = kind_of(groups, heads, [n for n, s in zip(kv_heads, layers, strict=True) if s.per_token])
-    return AttentionShape(name, groups, f"GGUF keys {arch}.*", hidden, context, tuple(notes))
+    return AttentionShape(name, groups, f"GGUF keys {prefix}*", hidden, context, tuple(notes))
 
 
 def _plain(metadata: Mapping[str, Any], key: str) -> Any:

@@ -32,6 +32,7 @@ STORED = "as stored"
 _UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _ROW = 4096  # elements of a row where the width of the model is not known
 _EXPERT = re.compile(r"\.experts(\.|$)|_exps(\.|$)")
+_STEP = ("moe_layer_freq", "decoder_sparse_step", "expert_layer_period", "interleave_moe_layer_step")
 _COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk")
 
@@ -115,7 +116,10 @@ def of_model(model: ModelFile, word: str, limit: int) -> Weights:
 
     container, encoding = encoding_of(word)
     path = os.path.join(tempfile.gettempdir(), f"apsi-plan.{container}")  # nothing is written
-    options = Options(path, container, encoding, None, limit, None, None, None, None, False, None, True)
+    options = Options(
+        path=path, container=container, asked=encoding, rules=None, limit=limit, block=None, architecture=None,
+        alignment=None, by=None, durable=False, threads=None, force=True,
+    )  # fmt: skip
     try:
         report = plan(model, options).report
     except ValueRefusedError as exc:
@@ -195,7 +199,7 @@ def routed_from(config: Mapping[str, Any], file: str | None) -> tuple[int, str]:
     count, layers = keys.whole(*_COUNT, default=0, least=0), keys.whole(*LAYERS)
     wide = keys.whole("moe_intermediate_size", "intermediate_size", default=0, least=0)
     hidden = keys.whole(*HIDDEN, default=0, least=0)
-    step = keys.whole("moe_layer_freq", "decoder_sparse_step", "expert_layer_period", default=1)
+    step = keys.whole(*_STEP, default=1)
     dense = keys.whole("first_k_dense_replace", default=0, least=0)
     sparse = max(layers - dense, 0) // step
     return sparse * count * 3 * hidden * wide, f"{sparse} layers × {count} experts × 3 × {hidden} × {wide}"
