@@ -92,12 +92,15 @@ class FileSource:
         self._use_map = mmap
         self._closed = False
         self._stamp: tuple[int, int, int, int] | None = None
-        check_read(self.name)
+        self._allowed()
         fd = self._open()
         if keep_open:
             self._fd = fd
         else:
             os.close(fd)
+
+    def _allowed(self) -> None:
+        check_read(self.name)
 
     def _open(self) -> int:
         if self._closed:

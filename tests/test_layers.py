@@ -16,7 +16,7 @@ from .handmade import Gguf
 PACKAGE = Path(__file__).parent.parent / "apsi_inspect"
 # Layers from the lowest; a module imports from its own layer and from lower ones.
 LAYERS = [
-    {"errors", "units", "tree", "source", "atomic", "permit", "kernels", "display", "css"},
+    {"errors", "units", "tree", "source", "remote", "atomic", "permit", "kernels", "display", "css"},
     {"encodings", "model", "listing", "parts", "qtensor", "report"},
     {"formats", "integrity"},
     {"table"},

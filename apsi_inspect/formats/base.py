@@ -8,12 +8,14 @@ A format is one file in this folder that ends in ``X = Format(…)``, and one na
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 from typing import NamedTuple
 
 from ..errors import ModelFileError, quote
 from ..model import Finding
+from ..source import FileSource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +125,25 @@ def plain_file_name(name: object) -> bool:
     )
 
 
+def open_beside(source: ByteSource, name: str) -> ByteSource:
+    """The file of that name in the same folder, or beside it at the same URL; it holds no descriptor.
+
+    Raises
+    ------
+    OSError
+        It is missing or unreadable.
+    """
+    beside: Callable[[str], ByteSource] | None = getattr(source, "beside", None)
+    if beside is not None:
+        return beside(name)
+    return FileSource(os.path.join(os.path.dirname(source.name), name), keep_open=False)
+
+
+def is_remote(source: ByteSource) -> bool:
+    """Whether a file is behind a URL, so that its folder cannot be listed."""
+    return hasattr(source, "beside")
+
+
 def join_columns(parts: Sequence[Columns]) -> Columns:
     """The tables of several shards as one; `files` counts the shards."""
     from ..model import Columns
@@ -156,8 +177,6 @@ def extension_finding(path: str, model_format: str, extensions: tuple[str, ...])
     """A warning where the file's name promises another format than its content is."""
     if path.lower().endswith(extensions):
         return None
-    import os
-
     ending = os.path.splitext(path)[1]
     return Finding(
         "warning" if ending else "note",

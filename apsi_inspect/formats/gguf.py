@@ -17,8 +17,8 @@ from operator import add
 from ..encodings import ENCODINGS, Encoding
 from ..errors import ModelFileError, TruncatedFileError, UnsupportedFileError, quote
 from ..model import Columns, Finding, ModelFile
-from ..source import FileSource
-from .base import Format, PausedGC, first_duplicate, join_columns, warm_scan
+from ..source import BytesSource
+from .base import Format, PausedGC, first_duplicate, join_columns, open_beside, warm_scan
 from .gguf_metadata import Cursor, Metadata
 
 TYPE_CHECKING = False
@@ -343,26 +343,39 @@ def read(source: ByteSource) -> ModelFile:
     number = part.metadata.get("split.no", 0)
     named = _SPLIT.fullmatch(source.name)
     problem = None
-    if named is None or not isinstance(source, FileSource):
+    others: list[ByteSource] = []
+    if named is None or isinstance(source, BytesSource):
         problem = "the name is not PREFIX-00001-of-0000N.gguf, so that the other parts cannot be found"
     elif count != int(named[3]):
         problem = f"split.count is {count}, but the name says {int(named[3])}"
     else:
         names = [f"{named[1]}-{i:05d}-of-{named[3]}.gguf" for i in range(1, count + 1)]
-        missing = [n for n in names if not os.path.isfile(n)]
+        others, missing = _others(source, names)
         if missing:
-            shown = ", ".join(quote(os.path.basename(n)) for n in missing[:3]) + (" …" if len(missing) > 3 else "")
+            shown = ", ".join(quote(n) for n in missing[:3]) + (" …" if len(missing) > 3 else "")
             problem = f"{len(missing)} of {count} parts are missing: {shown}"
     if problem:
         text = f"this is part {number + 1 if isinstance(number, int) else '?'} of {count} of a split model; {problem}"
         return _model(source.name, [part], part.columns, [*part.findings, Finding("error", "incomplete", text)])
-    return _read_split(source, part, names)
+    return _read_split(source, part, others)
 
 
-def _read_split(source: ByteSource, part: _Part, names: list[str]) -> ModelFile:
-    parts, findings = [], []
+def _others(source: ByteSource, names: list[str]) -> tuple[list[ByteSource], list[str]]:
+    """The parts of a split model in order, and which of them are not there."""
+    sources: list[ByteSource] = []
+    missing: list[str] = []
     for name in names:
-        parts.append(part if name == source.name else _Part(FileSource(name, keep_open=False)))
+        try:
+            sources.append(source if name == source.name else open_beside(source, os.path.basename(name)))
+        except FileNotFoundError:
+            missing.append(os.path.basename(name))
+    return sources, missing
+
+
+def _read_split(source: ByteSource, part: _Part, sources: list[ByteSource]) -> ModelFile:
+    parts, findings = [], []
+    for each in sources:
+        parts.append(part if each is source else _Part(each))
         findings += parts[-1].findings
     source_of = parts[0].metadata
     for i, p in enumerate(parts):
@@ -386,7 +399,7 @@ def _read_split(source: ByteSource, part: _Part, names: list[str]) -> ModelFile:
                 f"split.tensors.count is {total}, the {len(parts)} parts hold {len(columns.names)} tensors",
             )
         )
-    if source.name != names[0]:
+    if sources[0] is not source:
         findings.append(Finding("note", "split", f"opened all {len(parts)} parts of the split model"))
     return _model(source.name, parts, columns, findings)
 

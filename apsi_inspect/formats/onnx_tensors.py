@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..encodings import ENCODINGS
 from ..errors import ModelFileError, TruncatedFileError, quote
 from ..source import FileSource
-from .base import MAX_NDIM
+from .base import MAX_NDIM, is_remote, open_beside
 from .onnx_varints import VarintSource, count_varints
 from .protobuf import BYTES, VARINT, Wire, signed
 from .relaid import HeldSource
@@ -166,7 +166,7 @@ class Files:
         if location not in self._numbers:
             path = self._checked(location, name)
             try:
-                source = FileSource(path, keep_open=False)
+                source = open_beside(self.model, path) if is_remote(self.model) else FileSource(path, keep_open=False)
             except FileNotFoundError:
                 raise self._fail(name, location, "is missing", "download it to the same folder") from None
             except (OSError, ModelFileError) as exc:
@@ -187,6 +187,8 @@ class Files:
             raise self._fail(name, location, "is a path outside of the model's folder, which is not allowed (unsafe)")
         if plain == ".":
             raise self._fail(name, location, "is a directory")
+        if is_remote(self.model):
+            return plain
         path = os.path.join(self.folder, *plain.split("/"))
         real = os.path.realpath(path)
         homes = (os.path.realpath(self.folder or "."), os.path.dirname(os.path.realpath(self.model.name)))

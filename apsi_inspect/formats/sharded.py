@@ -12,10 +12,9 @@ import re
 
 from ..errors import ModelFileError, UnknownFormatError, UnsupportedFileError, brief, quote
 from ..model import Finding, ModelFile
-from ..source import FileSource
 from ..tree import TreeError, prefix_conflict, unmark
 from . import apsim, safetensors, torch_shards
-from .base import Format, first_duplicate, join_columns, load_json, plain_file_name, unique
+from .base import Format, first_duplicate, is_remote, join_columns, load_json, open_beside, plain_file_name, unique
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,11 +78,10 @@ def _weight_map(index: dict[str, Any], file: str) -> dict[str, str]:
     return found
 
 
-def open_shard(index: ByteSource, shard: str) -> FileSource:
+def open_shard(index: ByteSource, shard: str) -> ByteSource:
     """A shard beside its index."""
-    path = os.path.join(os.path.dirname(index.name), shard)
     try:
-        return FileSource(path, keep_open=False)
+        return open_beside(index, shard)
     except FileNotFoundError:
         raise ModelFileError(
             index.name, f"shard {quote(shard)} of the weight_map is missing", hint="download it to the same folder"
@@ -124,7 +122,9 @@ def _check_map(
 def _orphans(index: ByteSource, shards: list[str]) -> list[Finding]:
     """Files that look like further shards of the same checkpoint but that the index does not name."""
     patterns = {(m[1], m[4]) for m in map(_NUMBERED.fullmatch, shards) if m}
-    found = []
+    found: list[str] = []
+    if is_remote(index):
+        return []
     with os.scandir(os.path.dirname(index.name) or ".") as folder:
         for entry in folder:
             m = _NUMBERED.fullmatch(entry.name)

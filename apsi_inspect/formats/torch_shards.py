@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..source import ByteSource, FileSource
+    from ..source import ByteSource
 
 ENDINGS = (".bin", ".pt", ".pth")
 
@@ -25,7 +25,7 @@ def read_shards(
     index: ByteSource,
     metadata: dict[str, Any],
     weight_map: dict[str, str],
-    open_shard: Callable[[ByteSource, str], FileSource],
+    open_shard: Callable[[ByteSource, str], ByteSource],
     check_map: Callable[..., list[Finding]],
 ) -> ModelFile:
     """Open a sharded PyTorch checkpoint by its index.
@@ -36,7 +36,7 @@ def read_shards(
         `sharded`'s own, which know the rules of an index.
     """
     shards = sorted(set(weight_map.values()))
-    sources: list[FileSource] = []
+    sources: list[ByteSource] = []
     models = []
     try:
         for shard in shards:

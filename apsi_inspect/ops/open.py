@@ -1,4 +1,4 @@
-"""`open`: a path to a `ModelFile`, by content, header only.
+"""`open`: a path or a URL to a `ModelFile`, by content, header only.
 
 The head of the file is read once and offered to every format's `sniff`; the name's ending is compared with the content
 and never trusted. A folder opens its index, or its one model file.
@@ -12,11 +12,13 @@ from ..errors import ModelFileError, UnknownFormatError, ValueRefusedError, quot
 from ..formats import sniffed
 from ..formats.base import extension_finding
 from ..model import Finding
+from ..permit import is_url
 from ..source import FileSource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from ..model import ModelFile
     from ..source import ByteSource
@@ -39,16 +41,28 @@ _STRANGERS = (
 )
 
 
-def open(path: str | os.PathLike[str], format: str | None = None) -> ModelFile:
+def open(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    stream: bool = False,
+) -> ModelFile:
     """Open a model file and read its header; no tensor is touched.
 
     Parameters
     ----------
     path
-        A file, the index of a sharded checkpoint, any part of a split GGUF, or a folder that holds one of these.
+        A file, the index of a sharded checkpoint, any part of a split GGUF, or a folder that holds one of these. Or the
+        URL of a file: ``https://``, ``hf://ORGANISATION/REPOSITORY[@REVISION][/FILE]``, ``s3://``, and what else fsspec
+        knows; it is read by ranges (`docs/remote.md`).
     format
         Read as this format (``"safetensors"``, ``"gguf"``, ``"apsim"``, ``"pytorch"``, ``"onnx"``) instead of finding
         out from the content.
+    storage_options
+        Of a URL: ``headers``, ``token``, ``timeout`` and ``retries`` for http and hf, else what its file system takes.
+    stream
+        Download the file behind a URL to a temporary one first (for servers that give no ranges).
 
     Returns
     -------
@@ -62,10 +76,7 @@ def open(path: str | os.PathLike[str], format: str | None = None) -> ModelFile:
     ModelFileError
         It is no model file, or a damaged one; the message names the file, the place and the reason.
     """
-    name = os.fsdecode(os.fspath(path))
-    if os.path.isdir(name):
-        name = find_in_folder(name)
-    source = FileSource(name)
+    source = source_of(path, storage_options, stream)
     try:
         model = open_source(source, format)
     except BaseException:
@@ -76,10 +87,24 @@ def open(path: str | os.PathLike[str], format: str | None = None) -> ModelFile:
     return model
 
 
+def source_of(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, stream: bool = False
+) -> ByteSource:
+    """The bytes of a file, of the model in a folder, or of what is behind a URL; see `open`."""
+    name = os.fsdecode(os.fspath(path))
+    if is_url(name):
+        from ..remote import open_source as open_url
+
+        return open_url(name, storage_options, stream)
+    if storage_options or stream:
+        raise ValueRefusedError(f"{quote(name)} is a path: storage_options and stream are for URLs")
+    return FileSource(find_in_folder(name) if os.path.isdir(name) else name)
+
+
 def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
     """Open what a `ByteSource` gives."""
     if format is not None:
-        return _named(format)(source)
+        return _settled(_named(format)(source))
     head = source.read_at(0, min(_HEAD, source.size))
     found = sniffed(head, source.size)
     if found is None:
@@ -90,6 +115,15 @@ def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
     note = extension_finding(source.name, model.format, (*endings, ".json") if index else endings)
     lone = _lone_shard(source.name, model)
     model.findings = (*model.findings, *(f for f in (note, lone) if f is not None))
+    return _settled(model)
+
+
+def _settled(model: ModelFile) -> ModelFile:
+    """Headers have been read: what is behind a URL is no longer read ahead."""
+    for source in model.sources:
+        settle = getattr(source, "settle", None)
+        if settle is not None:
+            settle()
     return model
 
 

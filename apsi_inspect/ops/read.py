@@ -20,10 +20,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..encodings import Encoding
     from ..model import Tensor
     from .stats import TensorStats
 
 STREAM = 1 << 20  # elements of a chunk when a tensor is streamed
+_FETCH = 8 << 20  # bytes that are fetched at a time where a file is not mapped
+
+
+def _mapped(tensor: Tensor) -> bool:
+    """Whether a view of all bytes costs nothing; of a file behind a URL it would bring them into memory."""
+    return getattr(tensor.source, "mapped", True)
 
 
 def _swapped(tensor: Tensor) -> bool:
@@ -92,7 +99,8 @@ def _index(values: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
 
 def _plain_part(tensor: Tensor, key: tuple[Any, ...]) -> NDArray[Any]:
     """Whole-byte values are indexed in place; packed ones and quantized tensors are decoded by rows first."""
-    if tensor.affine is not None or (tensor.qparams is None and tensor.info.encoding.decode is None):
+    plain = tensor.qparams is None and tensor.info.encoding.decode is None
+    if tensor.affine is not None or (plain and _mapped(tensor)):
         return _index(read_tensor(tensor), key)
     bounds = _bounds(tensor.shape, key)
     rows = _rows_of(tensor)
@@ -206,8 +214,8 @@ def _block_part(tensor: Tensor, outer: tuple[Any, ...], last: int | slice) -> ND
         hi = lo + 1
     size = encoding.block_size
     first, end = lo // size, -(-hi // size)
-    raw = np.frombuffer(tensor.raw(), np.uint8)
-    blocks = raw.reshape(*tensor.shape[:-1], row // size, encoding.block_bytes)[(*outer, slice(first, end))]
+    raw, rows, outer = _fetched_rows(tensor, outer)
+    blocks = raw.reshape(*rows, row // size, encoding.block_bytes)[(*outer, slice(first, end))]
     shape = (*blocks.shape[:-2], (end - first) * size)
     values = decode(encoding, np.ascontiguousarray(blocks).reshape(-1), shape, swap=_swapped(tensor))
     if not isinstance(last, slice):
@@ -216,6 +224,18 @@ def _block_part(tensor: Tensor, outer: tuple[Any, ...], last: int | slice) -> ND
         return _index(values, (..., slice(0)))
     start, stop = picked.start - first * size, picked.stop - first * size
     return _index(values, (..., slice(start, stop if stop >= 0 else None, picked.step)))
+
+
+def _fetched_rows(tensor: Tensor, outer: tuple[Any, ...]) -> tuple[NDArray[np.uint8], tuple[int, ...], tuple[Any, ...]]:
+    """Stored bytes, their shape without the last axis, and the key in them: of a mapped file all, else picked rows."""
+    import numpy as np
+
+    bounds = None if _mapped(tensor) or not outer else _bounds(tensor.shape[:1], outer[:1])
+    if bounds is None:
+        return np.frombuffer(tensor.raw(), np.uint8), tensor.shape[:-1], outer
+    (lo, hi), nbytes = bounds[0][0], tensor.nbytes // max(tensor.shape[0], 1)
+    raw = np.frombuffer(tensor.source.view(tensor.offset + lo * nbytes, (hi - lo) * nbytes), np.uint8)
+    return raw, (hi - lo, *tensor.shape[1:-1]), (bounds[1][0], *outer[1:])
 
 
 def stream(
@@ -236,15 +256,22 @@ def stream(
 
         yield from (affine_values(tensor, i, min(i + step, last)) for i in range(first, last, step))
         return
-    begin, end = (-(-e * encoding.block_bytes // encoding.block_size) for e in (first, last))
-    raw = tensor.source.view(tensor.offset + begin, end - begin)
     small = widen and encoding.kind in ("float", "block") and encoding.dtype not in ("float32", "float64")
     buffer = aligned_empty((min(step, last - first),), "float32") if small or (widen and encoding.is_block) else None
-    for i in range(0, last - first, step):
-        count = min(step, last - first - i)
-        a, z = (-(-e * encoding.block_bytes // encoding.block_size) for e in (i, i + count))
-        out = None if buffer is None else buffer[:count]
-        yield decode(encoding, raw[a:z], (count,), out=out, swap=_swapped(tensor))
+    wide = last - first if _mapped(tensor) else max(_FETCH // max(_stored(encoding, step), 1), 1) * step
+    for start in range(first, last, max(wide, 1)):
+        end, base = min(start + wide, last), _stored(encoding, start)
+        raw = tensor.source.view(tensor.offset + base, _stored(encoding, end) - base)
+        for i in range(start, end, step):
+            count = min(step, end - i)
+            part = raw[_stored(encoding, i) - base : _stored(encoding, i + count) - base]
+            out = None if buffer is None else buffer[:count]
+            yield decode(encoding, part, (count,), out=out, swap=_swapped(tensor))
+
+
+def _stored(encoding: Encoding, n: int) -> int:
+    """Bytes of the first `n` elements; the last byte of packed values may be padded."""
+    return -(-n * encoding.block_bytes // encoding.block_size)
 
 
 def _stream_rows(tensor: Tensor, chunk: int, first: int, last: int) -> Iterator[NDArray[Any]]:
@@ -282,7 +309,8 @@ def tensor_repr(tensor: Tensor) -> str:
     unit = f" [{tensor.unit}]" if tensor.unit is not None else ""
     shape = " × ".join(map(str, tensor.shape)) or "scalar"
     head = f"{visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}"
-    wanted = tensor.kept_stats is not None or (tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex")
+    small = tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex" and _mapped(tensor)
+    wanted = tensor.kept_stats is not None or small
     if not wanted or not tensor.numel:
         return f"<Tensor {head}>"
     try:
