@@ -45,7 +45,10 @@ class Pending:
         if old is not None and not stat.S_ISREG(old.st_mode):
             code = errno.EISDIR if stat.S_ISDIR(old.st_mode) else errno.EINVAL
             raise OSError(code, "cannot be replaced: not a regular file", self.path)
-        self.temporary, self.fd = _create(self.folder)
+        try:
+            self.temporary, self.fd = _create(self.folder)
+        except OSError as exc:  # under the name that the user knows
+            raise OSError(exc.errno, exc.strerror, self.path) from None
         if old is not None and hasattr(os, "fchmod"):
             os.fchmod(self.fd, stat.S_IMODE(old.st_mode))
 
@@ -55,7 +58,7 @@ class Pending:
             for start in range(0, len(buffers), _MAX_BUFFERS):
                 offset = self._write(offset, [memoryview(b).cast("B") for b in buffers[start : start + _MAX_BUFFERS]])
         except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, self.path) from None
+            raise _refused(exc, self.path) from None
         return offset
 
     def _write(self, offset: int, views: list[memoryview]) -> int:
@@ -78,7 +81,7 @@ class Pending:
         try:
             os.fsync(self.fd)
         except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, self.path) from None
+            raise _refused(exc, self.path) from None
 
     def rename(self) -> None:
         """Give the file its name."""
@@ -202,6 +205,11 @@ def remove_leftovers(folder: str) -> None:
                 os.unlink(path)
         except OSError:
             continue  # in use, or not ours to remove
+
+
+def _refused(exc: OSError, path: str) -> OSError:
+    """The error of a write, under the name that the file was to have; no file has been renamed by then."""
+    return OSError(exc.errno, f"the disk refused to write it ({exc.strerror}); nothing was changed", path)
 
 
 def _stat(path: str) -> os.stat_result | None:

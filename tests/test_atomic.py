@@ -146,23 +146,36 @@ def test_failure_leaves_the_old_one(
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_file_size_limit(tmp_path: Path) -> None:
-    """A disk that is full, as a limit on file size: a clear error, the old file, nothing left over."""
-    path = tmp_path / "m.apsim"
-    ai.save_model(path, OLD)
-    before = path.read_bytes()
-    code = """
-import resource, sys, numpy as np, apsi_inspect as ai
+REFUSAL = "the disk refused to write it ({}); nothing was changed"
+_LIMITED = """
+import resource, signal, sys, numpy as np, apsi_inspect as ai
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+shard = int(sys.argv[2]) or None
 try:
-    ai.save_model(sys.argv[1], {"x": np.zeros(1 << 20)})
+    ai.save_model(sys.argv[1], {"v": np.zeros(60_000), "w": np.zeros(70_000), "x": np.zeros(1 << 20)}, shard=shard)
 except OSError as exc:
-    print(exc)
+    print(exc.errno, exc.strerror, exc.filename, sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert "m.apsim" in done.stdout
-    assert names(tmp_path) == ["m.apsim"]
-    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("before", [None, 400])
+@pytest.mark.parametrize("shard", [None, 600_000])
+def test_file_size_limit(before: int | None, shard: int | None, tmp_path: Path) -> None:
+    """A disk that is full, as a limit on file size: a clear error, the old checkpoint, nothing left over.
+
+    Of the shards, the first two fit; the limit meets the third.
+    """
+    path = tmp_path / "m.apsim"
+    saved = ai.save_model(path, OLD, shard=before)
+    old = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    argv = [sys.executable, "-c", _LIMITED, str(path), str(shard or 0)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    refused = path if shard is None else tmp_path / "m-00003-of-00003.apsim"
+    said = [str(errno.EFBIG), REFUSAL.format(os.strerror(errno.EFBIG)), str(refused)]
+    assert done.stdout.splitlines() == said
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == old
+    assert equal(ai.load_model(saved), OLD)
 
 
 class TestMode:
@@ -188,6 +201,13 @@ class TestPlaces:
     def test_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="missing/dir"):
             ai.save_model(tmp_path / "missing" / "dir" / "m.apsim", {})
+
+    def test_no_temporary_file_can_be_made(self, tmp_path: Path, failing: Any) -> None:
+        failing("open", 0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), ".apsi-0.tmp"))
+        with pytest.raises(OSError, match="No space left") as caught:
+            ai.save_model(tmp_path / "m.apsim", {})
+        assert caught.value.filename == str(tmp_path / "m.apsim")
+        assert names(tmp_path) == []
 
     def test_folder_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "m").mkdir()
