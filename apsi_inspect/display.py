@@ -8,6 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from typing import Any
 
     import numpy as np
@@ -59,11 +60,13 @@ class ModelDisplay(Displayable):
 
         return TensorTable.of(self)  # type: ignore[arg-type]
 
-    def verify(self, key: bool | bytes | str | None = None, full: bool = False) -> Report:
+    def verify(
+        self, key: bool | bytes | str | None = None, full: bool = False, *, executor: Executor | None = None
+    ) -> Report:
         """Check digests and signature over the files that this model holds open; see `apsi_inspect.verify`."""
         from .ops.verify import verify_opened
 
-        return verify_opened(self, key, full)  # type: ignore[arg-type]
+        return verify_opened(self, key, full, executor=executor)  # type: ignore[arg-type]
 
 
 class TensorDisplay(Displayable):

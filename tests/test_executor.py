@@ -19,6 +19,7 @@ from apsi_inspect.errors import ModelFileError, ValueRefusedError
 from apsi_inspect.kernels.stats import SEGMENT
 from apsi_inspect.ops import stats_tasks
 from apsi_inspect.ops.open import open_source
+from apsi_inspect.report import Report
 from apsi_inspect.source import BytesSource
 
 from . import test_tasks
@@ -110,3 +111,98 @@ class TestStats:
             list(stats_tasks.tensor_stats_of(tensors, processes, seen.append))
             assert sum(seen) == sum(t.nbytes for t in tensors)
             assert len(seen) > 30
+
+
+KEY = b"0123456789abcdef"
+ROWS = 3 << 20  # a tensor of 12 MiB: two chunks
+
+
+def checkpoint(folder: Path, shard: str | None = None, tensors: int = 6) -> Path:
+    """A signed .apsim of some chunks."""
+    rng = np.random.default_rng(2)
+    tree = {f"t{i}": rng.integers(0, 2**32, ROWS, dtype=np.uint32) for i in range(tensors)}
+    ai.save_model(folder / "m.apsim", tree, sign=KEY, shard=shard, durable=False)
+    return folder / ("m.apsim" if shard is None else "m.apsim.index.json")
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))
+
+
+def unlink_second(folder: Path) -> None:
+    sorted(folder.glob("m-*.apsim"))[1].unlink()
+
+
+def swap_two(folder: Path) -> None:
+    a, b, *_ = sorted(folder.glob("m-*.apsim"))
+    x, y = a.read_bytes(), b.read_bytes()
+    a.write_bytes(y)
+    b.write_bytes(x)
+
+
+def cut_last(folder: Path) -> None:
+    last = sorted(folder.glob("m-*.apsim"))[-1]
+    last.write_bytes(last.read_bytes()[:-5])
+
+
+DAMAGE: dict[str, Any] = {
+    "none": lambda folder: None,
+    "a byte": lambda folder: flip(sorted(folder.glob("m*.apsim"))[0], 9_000_000),
+    "bytes of two": lambda folder: [flip(p, p.stat().st_size - 1) for p in sorted(folder.glob("m*.apsim"))[:2]],
+    "missing": unlink_second, "mixed": swap_two, "cut": cut_last,
+}  # fmt: skip
+
+
+def alike(a: Report, b: Report) -> None:
+    """The same report, to the word."""
+    assert a.to_dict() == b.to_dict()
+    assert (a.parts, a.damage, a.findings) == (b.parts, b.damage, b.findings)
+
+
+class TestVerify:
+    @pytest.mark.parametrize("full", [False, True])
+    @pytest.mark.parametrize("key", [None, KEY, b"another key, not it"])
+    @pytest.mark.parametrize("damage", ["none", "a byte", "bytes of two"])
+    def test_a_file(self, damage: str, key: bytes | None, full: bool, tmp_path: Path, processes: Executor) -> None:
+        path = checkpoint(tmp_path, tensors=2)
+        DAMAGE[damage](tmp_path)
+        there = ai.verify(path, key, full, executor=processes)
+        alike(there, ai.verify(path, key, full))
+        assert there.status == (
+            "damaged" if damage != "none" else "intact" if key is None else "authentic" if key == KEY else "other-key"
+        )
+
+    @pytest.mark.parametrize("full", [False, True])
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_shards(self, damage: str, full: bool, tmp_path: Path, processes: Executor) -> None:
+        path = checkpoint(tmp_path, "13MB", 4)
+        assert len(list(tmp_path.glob("m-*.apsim"))) == 4
+        DAMAGE[damage](tmp_path)
+        there = ai.verify(path, KEY, full, executor=processes)
+        alike(there, ai.verify(path, KEY, full))
+        assert there.ok == (damage == "none")
+
+    def test_small_and_without_chunks(self, tmp_path: Path, data: Path, processes: Executor) -> None:
+        ai.save_model(tmp_path / "s.apsim", {"a": np.arange(5)}, sign=KEY)
+        for path in (tmp_path / "s.apsim", data / "golden/base_profile.apsim", test_tasks.safetensors(tmp_path)):
+            for full in (False, True):
+                alike(ai.verify(path, KEY, full, executor=processes), ai.verify(path, KEY, full))
+
+    def test_an_opened_model(self, tmp_path: Path, processes: Executor) -> None:
+        for shard, folder in (("13MB", tmp_path / "a"), (None, tmp_path / "b")):
+            folder.mkdir()
+            with ai.open(checkpoint(folder, shard, 3)) as model:
+                alike(model.verify(KEY, executor=processes), model.verify(KEY))
+
+    @pytest.mark.parametrize("full", [False, True])
+    def test_progress(self, full: bool, tmp_path: Path, processes: Executor) -> None:
+        path = checkpoint(tmp_path, tensors=4)
+        seen: list[tuple[int, int]] = []
+        ai.verify(path, None, full, executor=processes, progress=lambda done, total: seen.append((done, total)))
+        assert [t for _, t in seen] == [seen[-1][0]] * len(seen)
+        assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+        assert len(seen) > 1

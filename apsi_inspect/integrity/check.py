@@ -94,22 +94,32 @@ def table_holds(claims: Claims) -> bool | None:
 
 def stream_holds(source: ByteSource, claims: Claims, progress: Progress | None = None) -> bool:
     """Whether `sha256` fits table and data, in one stream."""
-    digest = hashlib.sha256(claims.table)
-    for begin in range(0, claims.size, _STEP):
-        nbytes = min(_STEP, claims.size - begin)
-        digest.update(source.view(claims.start + begin, nbytes))
-        _done(source, claims.start + begin, nbytes, progress)
-    return digest.hexdigest() == claims.meta["sha256"]
+    return stream_digest(source, claims.table, claims.start, claims.size, progress) == claims.meta["sha256"]
+
+
+def stream_digest(source: ByteSource, table: bytes, start: int, size: int, progress: Progress | None = None) -> str:
+    """SHA-256 of table and data in one stream, in hex."""
+    digest = hashlib.sha256(table)
+    for begin in range(0, size, _STEP):
+        nbytes = min(_STEP, size - begin)
+        digest.update(source.view(start + begin, nbytes))
+        _done(source, start + begin, nbytes, progress)
+    return digest.hexdigest()
 
 
 def chunk_holds(source: ByteSource, claims: Claims, number: int, progress: Progress | None = None) -> bool:
     """Whether one chunk has its digest."""
     assert claims.chunks is not None
+    return chunk_digest(source, claims.start, claims.size, number, progress) == claims.chunks[number]
+
+
+def chunk_digest(source: ByteSource, start: int, size: int, number: int, progress: Progress | None = None) -> str:
+    """SHA-256 of a chunk of a data section, in hex."""
     begin = number * CHUNK
-    nbytes = min(CHUNK, claims.size - begin)
-    digest = hashlib.sha256(source.view(claims.start + begin, nbytes)).hexdigest()
-    _done(source, claims.start + begin, nbytes, progress)
-    return digest == claims.chunks[number]
+    nbytes = min(CHUNK, size - begin)
+    digest = hashlib.sha256(source.view(start + begin, nbytes)).hexdigest()
+    _done(source, start + begin, nbytes, progress)
+    return digest
 
 
 def _done(source: ByteSource, offset: int, nbytes: int, progress: Progress | None) -> None:

@@ -2,13 +2,14 @@
 
 Contract: a wrong digest or signature is a status in the `Report`, a file that cannot be read at all is an exception; a
 shard that is missing makes the whole incomplete. Digests show damage, only a signature checked with a key shows who
-vouches. `tests/test_verify.py` enforces the states.
+vouches. With an executor only the digests of chunks and files are taken elsewhere (`ops.verify_tasks`), and the report
+is the same. `tests/test_verify.py` enforces the states.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..errors import ApsiError, ModelFileError, TruncatedFileError, VerificationError, quote
 from ..formats import apsim, safetensors, sharded
@@ -20,7 +21,8 @@ from .open import find_in_folder, open_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Executor
     from typing import Any
 
     from ..integrity.check import Claims, Damage
@@ -37,6 +39,7 @@ class Options(NamedTuple):
     full: bool = False
     threads: int | None = None
     progress: Progress | None = None
+    executor: Executor | None = None
 
 
 class FileResult(NamedTuple):
@@ -59,6 +62,7 @@ def verify(
     full: bool = False,
     *,
     threads: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Check a model file: structure, tensor table, data, metadata, signature, every shard.
@@ -73,6 +77,9 @@ def verify(
         Also take the digest of the whole data in one stream where chunks have been checked already.
     threads
         How many hash chunks; by default all cores, up to 8.
+    executor
+        Take the digests on its workers instead (`docs/scale.md`): a `ProcessPoolExecutor`, ``Client(…).get_executor()``
+        of a dask cluster, … The report is the same.
     progress
         Called with the bytes checked and their total.
 
@@ -90,7 +97,7 @@ def verify(
     ValueRefusedError
         The key cannot be used (empty, too short, or there is no per-user key).
     """
-    options = Options(None if key is None or key is False else signing.Key(key), full, threads, progress)
+    options = Options(None if key is None or key is False else signing.Key(key), full, threads, progress, executor)
     name = find(path)
     with FileSource(name) as source:
         try:
@@ -113,9 +120,11 @@ def find(path: str | os.PathLike[str]) -> str:
     return index if not os.path.exists(name) and os.path.exists(index) else name
 
 
-def verify_opened(model: ModelFile, key: bool | bytes | str | None = None, full: bool = False) -> Report:
+def verify_opened(
+    model: ModelFile, key: bool | bytes | str | None = None, full: bool = False, *, executor: Executor | None = None
+) -> Report:
     """`verify` over the files that an opened model holds; of a sharded one, the index is read again."""
-    options = Options(None if key is None or key is False else signing.Key(key), full)
+    options = Options(None if key is None or key is False else signing.Key(key), full, executor=executor)
     if len(model.sources) == 1 and model.sources[0].name == model.path:
         return verify_model(model.sources[0], model, options)
     if model.format != "apsim":
@@ -141,8 +150,8 @@ def verify_model(source: ByteSource, model: ModelFile, options: Options) -> Repo
     if len(model.sources) > 1 or source not in model.sources:
         return verify_index(source, options, model)
     claims = check.read_claims(source)
-    report = _stepper(options, _work(claims, options))
-    result = check_file(source, claims, options, report)
+    step = _stepper(options, _work(claims, options))
+    result = _judge(source, claims, options, digests_of([(source, claims)], options, step))
     signature = signature_part(options.key, claims.signature, [claims.signed], None)
     structure = Part("structure", "intact", f"{len(model)} tensors, {model.file_size} bytes")
     parts = (structure, *result.parts, signature)
@@ -177,19 +186,55 @@ def _stepper(options: Options, total: int) -> Callable[[int], None]:
     return step
 
 
+class Digests(Protocol):
+    """What judges the digests of files, one after the other."""
+
+    def bad_chunks(self, source: ByteSource, claims: Claims) -> list[int]:
+        """The chunks that do not have their digest."""
+
+    def stream_holds(self, source: ByteSource, claims: Claims) -> bool:
+        """Whether the digest of table and data in one stream fits."""
+
+
+class _Here(NamedTuple):
+    """Digests taken in this process."""
+
+    options: Options
+    step: Callable[[int], None]
+
+    def bad_chunks(self, source: ByteSource, claims: Claims) -> list[int]:
+        return check.bad_chunks(source, claims, self.options.threads, self.step)
+
+    def stream_holds(self, source: ByteSource, claims: Claims) -> bool:
+        return check.stream_holds(source, claims, self.step)
+
+
+def digests_of(files: list[tuple[ByteSource, Claims]], options: Options, step: Callable[[int], None]) -> Digests:
+    """The digests of files that will be judged in this order."""
+    if options.executor is None:
+        return _Here(options, step)
+    from .verify_tasks import Elsewhere
+
+    return Elsewhere(files, options.full, options.executor, step)
+
+
 def check_file(source: ByteSource, claims: Claims, options: Options, step: Callable[[int], None]) -> FileResult:
     """Check the digests of one file."""
+    return _judge(source, claims, options, digests_of([(source, claims)], options, step))
+
+
+def _judge(source: ByteSource, claims: Claims, options: Options, digests: Digests) -> FileResult:
     metadata = metadata_part(claims)
     if claims.chunks is None:
-        return FileResult(*_by_stream(source, claims, step), metadata, [])
+        return FileResult(*_by_stream(claims, digests.stream_holds(source, claims)), metadata, [])
     table = table_part(claims)
-    bad = check.bad_chunks(source, claims, options.threads, step)
+    bad = digests.bad_chunks(source, claims)
     damage = check.damage_of(source, claims, bad)
     data = Part("data", "intact", f"{claims.size} bytes in {len(claims.chunks)} chunks")
     if bad:
         names = list(dict.fromkeys(n for d in damage for n in d.tensors))
         data = Part("data", "damaged", f"{len(bad)} of {len(claims.chunks)} chunks differ: {check.name_some(names)}")
-    elif options.full and not check.stream_holds(source, claims, step):
+    elif options.full and not digests.stream_holds(source, claims):
         data = Part("data", "damaged", "the chunks fit, but the digest of the whole (sha256) differs")
     return FileResult(table, data, metadata, damage)
 
@@ -215,8 +260,8 @@ def table_part(claims: Claims) -> Part:
     return Part("table", "damaged", "the tensor table or the list of chunk digests was changed (root differs)")
 
 
-def _by_stream(source: ByteSource, claims: Claims, step: Callable[[int], None]) -> tuple[Part, Part]:
-    if check.stream_holds(source, claims, step):
+def _by_stream(claims: Claims, holds: bool) -> tuple[Part, Part]:
+    if holds:
         return Part("table", "intact", f"{len(claims.spans)} tensors"), Part("data", "intact", f"{claims.size} bytes")
     return (
         Part("table", "not-checked", "shares one digest with the data, which differs"),
@@ -265,9 +310,17 @@ def verify_index(source: ByteSource, options: Options, model: ModelFile | None =
     signature = metadata.get("signature")
     sources = {os.path.basename(s.name): s for s in model.sources} if model is not None else {}
     step = _stepper(options, int(metadata["total_size"]) if type(metadata.get("total_size")) is int else 0)
+    opened: Iterable[Part | _Shard] = (
+        _open_shard(source, sources.get(file), file, row, f"{number}/{len(rows)}")
+        for number, (file, row) in enumerate(rows.items(), 1)
+    )
+    if options.executor is not None:  # headers first, then the digests of all shards without a pause between them
+        opened = list(opened)
+    files = [(s.source, s.claims) for s in opened if isinstance(s, _Shard)] if options.executor is not None else []
+    digests = digests_of(files, options, step)
     damage: list[Damage] = []
-    for number, (file, row) in enumerate(rows.items(), 1):
-        part, found = _shard(source, sources.get(file), file, row, f"{number}/{len(rows)}", options, step)
+    for shard in opened:
+        part, found = (shard, []) if isinstance(shard, Part) else _check_shard(shard, options, digests)
         parts.append(part)
         damage += found
     findings: tuple[Any, ...] = ()
@@ -315,40 +368,48 @@ def _findings(source: ByteSource, model: ModelFile | None) -> tuple[Any, ...]:
         return ()  # said by the structure already
 
 
-def _shard(
-    index: ByteSource,
-    source: ByteSource | None,
-    file: str,
-    row: dict[str, Any],
-    place: str,
-    options: Options,
-    step: Callable[[int], None],
-) -> tuple[Part, list[Damage]]:
-    """One shard: there, the one that the index means, and whole."""
+class _Shard(NamedTuple):
+    """A shard whose header is what the index means; `given`: its source belongs to an opened model."""
+
+    name: str
+    source: ByteSource
+    claims: Claims
+    given: bool
+
+
+def _open_shard(
+    index: ByteSource, source: ByteSource | None, file: str, row: dict[str, Any], place: str
+) -> Part | _Shard:
+    """One shard, if it is there and the one that the index means."""
     name = f"shard {file}"
     given = source
     try:
         source = sharded.open_shard(index, file) if given is None else given
         header = safetensors.parse_header(source)
         if not apsim.is_apsim(header):
-            return Part(name, "damaged", "is not .apsim"), []
+            return Part(name, "damaged", "is not .apsim")
         apsim.read_header(source, header)
         claims = check.read_claims(source)
     except TruncatedFileError as exc:
-        return Part(name, "incomplete", exc.reason), []
+        return Part(name, "incomplete", exc.reason)
     except (OSError, ModelFileError) as exc:
         reason = exc.reason if isinstance(exc, ModelFileError) else str(exc)
-        return Part(name, "incomplete" if isinstance(exc, OSError) or "missing" in reason else "damaged", reason), []
+        return Part(name, "incomplete" if isinstance(exc, OSError) or "missing" in reason else "damaged", reason)
     if claims.meta.get("shard") != place:
         found = quote(str(claims.meta.get("shard")))
-        return Part(name, "damaged", f"is shard {found}, the index wants {place}: shards are mixed"), []
+        return Part(name, "damaged", f"is shard {found}, the index wants {place}: shards are mixed")
     if claims.signed != (row["sha256"], row["meta_sha256"]):
         reason = "its digests are not those of the index: shards of different checkpoints are mixed"
-        return Part(name, "damaged", reason), []
-    result = check_file(source, claims, options, step)
-    if given is None:
-        source.close()
+        return Part(name, "damaged", reason)
+    return _Shard(name, source, claims, given is not None)
+
+
+def _check_shard(shard: _Shard, options: Options, digests: Digests) -> tuple[Part, list[Damage]]:
+    """The bytes of one shard."""
+    result = _judge(shard.source, shard.claims, options, digests)
+    if not shard.given:
+        shard.source.close()
     worst = min(result.parts, key=lambda p: ORDER.index(p.status))
     if worst.status == "damaged":
-        return Part(name, "damaged", f"{worst.name}: {worst.message}"), result.damage
-    return Part(name, "intact", f"{len(claims.spans)} tensors, {claims.size} bytes"), []
+        return Part(shard.name, "damaged", f"{worst.name}: {worst.message}"), result.damage
+    return Part(shard.name, "intact", f"{len(shard.claims.spans)} tensors, {shard.claims.size} bytes"), []
