@@ -57,3 +57,49 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         samples.write(tmp_path, ["nope"])
     with pytest.raises(ai.ValueRefusedError, match="no bundled sample"):
         samples.path("tiny-llama.gguf")
+
+
+def test_the_checkpoint_equals_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+    (path,) = samples.write(tmp_path, ["tiny-checkpoint.pt"])
+    theirs = torch.load(path, weights_only=False)
+    assert (theirs["epoch"], theirs["args"].batch, theirs["optimizer"]["lr"]) == (3, 32, 0.001)
+    ours = ai.torch_load(path)
+    for name, value in theirs["model"].items():
+        assert np.array_equal(ours["model"][name], value.numpy())
+    assert np.array_equal(theirs["model"]["decoder.weight"], theirs["model"]["encoder.weight"].T)
+
+
+def test_the_network_is_one_that_onnx_runs(tmp_path: Path) -> None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    (path,) = samples.write(tmp_path, ["tiny-network.onnx"])
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    first, scale, zero, second = (onnx.numpy_helper.to_array(t) for t in proto.graph.initializer)
+    x = np.linspace(-1, 1, 8, dtype=np.float32)[None]
+    weight = (first.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale
+    wanted = np.maximum(x @ weight, 0) @ second
+    (found,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    m = ai.open(path)
+    assert np.array_equal(np.asarray(m["first.weight_q"]), weight)
+    assert np.array_equal(np.asarray(m["second.weight"]), second)
+
+
+def test_the_oscillator_is_a_safetensors_file_with_units(tmp_path: Path) -> None:
+    (path,) = samples.write(tmp_path, ["oscillator.apsim"])
+    with safe_open(path, "numpy") as f:
+        assert f.get_tensor("oscillator.stiffness") == 40.0
+        assert np.array_equal(f.get_tensor("series.time"), np.arange(200) / 100)
+    m = ai.open(path)
+    assert {n: str(u) for n, u in m.units.items()} == {
+        "oscillator.mass": "kg",
+        "oscillator.stiffness": "N/m",
+        "oscillator.damping": "kg/s",
+        "oscillator.temperature": "degC",
+        "series.time": "s",
+        "series.position": "mm",
+    }
+    assert ai.verify(path).status == "intact"
