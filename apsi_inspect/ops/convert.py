@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import ValueRefusedError, quote
 from ..model import ModelFile
-from .convert_plan import Conversion, Options, plan
+from .convert_plan import Conversion, Options
+from .convert_plan import plan as planned
 from .open import open as open_model
 from .save import parse_size
 from .targets import container_of, parse_dtype
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..integrity.signing import Signer
     from .changes import ConversionReport
     from .gguf import Progress, Rules
+    from .plan_report import Plan
 
     KeyLike = bool | bytes | str
 
@@ -38,6 +40,7 @@ def convert(
     *,
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
@@ -67,6 +70,9 @@ def convert(
         Other keys for the one and the other; with `source_key` an unsigned source is refused.
     tensor_types
         Exceptions to `dtype`: ``["blk.*.attn_v.weight=q6_k"]`` or a dict; the last one that matches counts.
+    plan
+        Instead of `dtype` and `tensor_types`: a Plan (or its file) with the encoding of each tensor. One for another
+        model is refused.
     block
         For .apsim formats: elements of a block along the last axis, as in `quantize`: None is a row for 8 bits, else
         32; ``"axis"`` is a row.
@@ -97,12 +103,12 @@ def convert(
     OSError, ModelFileError
         The source cannot be read, or the disk refused; what was there is as it was.
     """
-    planned = prepared(
-        src, dst, dtype, shard, key, sign, source_key=source_key, tensor_types=tensor_types, block=block,
+    conversion = prepared(
+        src, dst, dtype, shard, key, sign, source_key=source_key, tensor_types=tensor_types, plan=plan, block=block,
         architecture=architecture, alignment=alignment, force=force, durable=durable, threads=threads,
     )  # fmt: skip
-    with planned as conversion:
-        return conversion.report if dry_run else conversion.write(progress)
+    with conversion as ready:
+        return ready.report if dry_run else ready.write(progress)
 
 
 @contextmanager
@@ -116,6 +122,7 @@ def prepared(
     *,
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
@@ -138,18 +145,31 @@ def prepared(
         durable,
         threads,
         force,
+        _plan(plan, dtype, tensor_types, block),
     )
     if isinstance(src, ModelFile):
         if key is not None or source_key is not None:
             raise ValueRefusedError("a key for the source needs its path, not an opened model")
-        yield plan(src, options)
+        yield planned(src, options)
         return
     used = _verify(os.fsdecode(src), key, source_key)
     if key is not None and not used and options.by is None:
         what = "the source is not signed, and the target is not .apsim"
         raise ValueRefusedError(f"the key has nothing to verify or sign: {what}")
     with open_model(src) as model:
-        yield plan(model, options)
+        yield planned(model, options)
+
+
+def _plan(
+    given: Plan | str | os.PathLike[str] | None, dtype: str | None, rules: Rules | None, block: int | str | None
+) -> Plan | None:
+    if given is None:
+        return None
+    if dtype is not None or rules or block is not None:
+        raise ValueRefusedError("a plan says the encoding of every tensor: leave out dtype, tensor_types and block")
+    from .plan_report import plan_of
+
+    return plan_of(given)
 
 
 def _signer(container: str, key: KeyLike | None) -> Signer | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..encodings import Encoding
     from ..integrity.signing import Signer
     from .gguf import Progress, Rules
+    from .plan_report import Plan
 
 _OF_GGUF = ("no-architecture", "long-name", "rank")  # findings about a GGUF file that need not hold for the target
 _NOTHING: dict[str, Any] = {"$record": []}  # the tree of a model without tensors, which any reader makes
@@ -50,6 +51,7 @@ class Options(NamedTuple):
     durable: bool
     threads: int | None
     force: bool
+    plan: Plan | None = None
 
 
 class Conversion(NamedTuple):
@@ -85,6 +87,8 @@ def plan(model: ModelFile, o: Options) -> Conversion:
     aside = {name for affine in model.affine.values() for name in affine.companions}
     names = [name for name in _names(model, said.skeleton) if name not in aside]
     by_rule = assign(names, parse_rules(o.rules, o.container))
+    if o.plan is not None:
+        by_rule = o.plan.encodings(model, o.container)
     planned = [_plan_tensor(model, name, by_rule.get(name, o.asked), name in by_rule, o, said) for name in names]
     return (_to_gguf if o.container == "gguf" else _to_family)(model, planned, said, o)
 
@@ -116,6 +120,8 @@ def _plan_tensor(
     if o.container != "gguf" and (name == "__metadata__" or (o.container == "apsim" and name.endswith("__qscale"))):
         raise ValueRefusedError(f"tensor {quote(name)}: {o.container} uses that name itself")
     source = input_of(tensor)
+    if o.plan is not None and asked == choose(name, source.encoding, tensor.shape, o.container, None).encoding:
+        asked, ruled = None, False  # as it is
     choice = choose(name, source.encoding, tensor.shape, o.container, asked, ruled)
     if tensor.affine is not None and choice.action == "kept":
         choice = choice._replace(action="expanded", reason="codes become the values they stand for")
@@ -127,7 +133,8 @@ def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: O
     stated = dict(typed).get(ALIGN)
     keys = Keys(typed, ALIGNMENT if stated is None else stated.value, [])
     keys = with_alignment(keys, keys.alignment if o.alignment is None else o.alignment)
-    changed = o.asked if any(p.choice.action != "kept" for p in planned) else None
+    asked = o.asked if o.plan is None else _main(planned)
+    changed = asked if any(p.choice.action != "kept" for p in planned) else None
     keys = file_keys(keys, changed, [(p.choice.encoding, p.numel) for p in planned])
     needed = said.skeleton not in (None, _NOTHING) and needs_skeleton(said.skeleton, [p.source.name for p in planned])
     keys = with_extras(keys, planned, said.skeleton if needed else None)
@@ -139,6 +146,14 @@ def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: O
         return write_gguf(files, planned, durable=o.durable, progress=progress, threads=o.threads, stale=stale)
 
     return Conversion(_finish(report_of(o.path, planned, files, keys), model, changes), run)
+
+
+def _main(planned: list[Planned]) -> Encoding | None:
+    """The encoding that holds most of the elements of a plan."""
+    sums: dict[Encoding, int] = {}
+    for p in planned:
+        sums[p.choice.encoding] = sums.get(p.choice.encoding, 0) + p.numel
+    return max(sums, key=sums.__getitem__, default=None)
 
 
 def _to_family(model: ModelFile, planned: list[Planned], said: carry.Carried, o: Options) -> Conversion:

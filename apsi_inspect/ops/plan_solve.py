@@ -135,6 +135,11 @@ def gain(item: Item, small: int, large: int) -> float:
     return float(item.errors[small] - item.errors[large]) / int(item.nbytes[large] - item.nbytes[small])
 
 
+def totals(items: Sequence[Item], choices: Sequence[int]) -> tuple[int, float]:
+    """Bytes and error of some choices."""
+    return _size(items, choices), _error(items, choices)
+
+
 def _size(items: Sequence[Item], choices: Sequence[int]) -> int:
     return sum(int(item.nbytes[j]) for item, j in zip(items, choices, strict=True))
 

@@ -1,0 +1,383 @@
+"""`plan`: sizes against the files, errors against NumPy and the gguf package, plans against one format for all."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pandas as pd
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+from safetensors.numpy import load_file, save_file
+
+import apsi_inspect as ai
+from apsi_inspect.errors import ModelFileError, ValueRefusedError
+from apsi_inspect.ops.plan import plan
+from apsi_inspect.ops.plan_report import Plan
+from apsi_inspect.parts import to_html, to_text
+
+from .html_page import Page
+from .test_imatrix import write as write_imatrix
+
+REAL = ai.samples.path("fracast.safetensors")
+FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+def approximated(x: np.ndarray, fmt: str) -> np.ndarray:
+    """The values that a format keeps, by the gguf package and NumPy."""
+    if fmt == "f16":
+        return x.astype(np.float16).astype(np.float64)
+    kind = GGMLQuantizationType[fmt.upper()]
+    return gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind).astype(np.float64)
+
+
+def measured(
+    tensors: dict[str, np.ndarray],
+    formats: tuple[str, ...] = (*FORMATS, "f16"),
+    weights: dict[str, np.ndarray] | None = None,
+) -> Any:
+    """What `quant_error` gives, by the gguf package and NumPy."""
+    rows = []
+    for name, x in tensors.items():
+        for fmt in formats if x.ndim > 1 else ():
+            if fmt != "f16" and x.shape[-1] % 32:
+                continue
+            squares = (x.astype(np.float64) - approximated(x, fmt)) ** 2
+            w = (weights or {}).get(name)
+            weighted = np.nan if w is None else float(np.average(squares, weights=np.broadcast_to(w, x.shape)))
+            sqnr = 10 * np.log10((x.astype(np.float64) ** 2).sum() / squares.sum()) if squares.any() else inf
+            rows.append((name, fmt, x.size, float(squares.mean()), weighted, sqnr))
+    columns = ["name", "format", "numel", "mse", "weighted_mse", "sqnr_db"]
+    return SimpleNamespace(frame=pd.DataFrame(rows, columns=columns), sampled=None)
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, np.ndarray]:
+    return load_file(REAL)
+
+
+@pytest.fixture(scope="module")
+def errors(real: dict[str, np.ndarray]) -> Any:
+    return measured(real)
+
+
+def total_error(tensors: dict[str, np.ndarray], path: Path) -> float:
+    """Sum of the squared errors of a GGUF file, by the gguf package."""
+    out = 0.0
+    for t in GGUFReader(path).tensors:
+        x = tensors[t.name].astype(np.float64)
+        out += float(
+            ((gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64).reshape(x.shape) - x) ** 2).sum()
+        )
+    return out
+
+
+def test_sizes_and_errors_are_those_of_the_file(real: dict[str, np.ndarray], errors: Any, tmp_path: Path) -> None:
+    dst = tmp_path / "m.gguf"
+    for bpw in (6.8, 7.4, 8.4, 10.0):
+        p = plan(REAL, bpw=bpw, formats=FORMATS, errors=errors)
+        assert p.nbytes <= p.target == int(bpw * sum(x.size for x in real.values()) / 8)
+        size = p.file_size(dst)
+        ai.convert(REAL, dst, plan=p, force=True)
+        stored = {t.name: t for t in GGUFReader(dst).tensors}
+        assert p.nbytes == sum(t.n_bytes for t in stored.values())
+        assert size == dst.stat().st_size
+        for row in p.rows:
+            assert stored[row.name].tensor_type.name == row.chosen
+            assert stored[row.name].n_bytes == row.nbytes
+        assert p.error == pytest.approx(total_error(real, dst), rel=1e-5)
+
+
+def test_never_above_one_format_for_all(real: dict[str, np.ndarray], errors: Any, tmp_path: Path) -> None:
+    dst = tmp_path / "m.gguf"
+    for fmt in FORMATS:
+        ai.convert(REAL, dst, fmt, force=True)
+        limit = sum(t.n_bytes for t in GGUFReader(dst).tensors)
+        p = plan(REAL, limit, formats=FORMATS, errors=errors)
+        (one,) = [u for u in p.uniform if u.format == fmt]
+        assert (one.nbytes, one.fits) == (limit, True)
+        assert one.error == pytest.approx(total_error(real, dst), rel=1e-5)
+        assert p.nbytes <= limit
+        assert p.error <= min(u.error for u in p.uniform if u.fits)
+        assert p.optimal
+
+
+def test_deterministic_and_monotonic(errors: Any) -> None:
+    plans = [plan(REAL, bpw=bpw, formats=FORMATS, errors=errors) for bpw in np.linspace(6.8, 10, 12)]
+    assert plans == [plan(REAL, bpw=bpw, formats=list(FORMATS), errors=errors) for bpw in np.linspace(6.8, 10, 12)]
+    totals = [p.error for p in plans]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_a_size_as_text_or_number(errors: Any) -> None:
+    p = plan(REAL, "80 KiB", formats=FORMATS, errors=errors)
+    assert p.target == 80 * 1024
+    assert p.rows == plan(REAL, 80 * 1024, formats="q8_0, q5_1 q5_0,q4_1,q4_0", errors=errors).rows
+
+
+def test_out_of_reach(errors: Any) -> None:
+    with pytest.raises(
+        ValueRefusedError, match=r"1000 bytes are below the smallest possible size: (\d+) to (\d+)"
+    ) as e:
+        plan(REAL, 1000, formats=FORMATS, errors=errors)
+    low, high = map(int, re.findall(r"(\d+) to (\d+) bytes", str(e.value))[0])
+    with pytest.raises(ValueRefusedError, match=f"above the largest possible size: {low} to {high}"):
+        plan(REAL, "1GB", formats=FORMATS, errors=errors)
+    least, most = (plan(REAL, n, formats=FORMATS, errors=errors) for n in (low, high))
+    assert (least.nbytes, most.nbytes) == (low, high) == (least.smallest, least.largest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give either a target"),
+        ({"target": 70_000, "bpw": 4}, "give either a target"),
+        ({"bpw": 0}, "bpw is 0"),
+        ({"bpw": inf}, "bpw is inf"),
+        ({"target": "70 apples"}, "size '70 apples' is not like"),
+        ({"bpw": 7, "formats": []}, "formats is empty"),
+        ({"bpw": 7, "formats": ["q9_9"]}, "'q9_9' cannot be written to gguf"),
+        ({"bpw": 7, "container": "onnx"}, "container 'onnx' is none of"),
+        ({"bpw": 7, "container": "safetensors"}, "formats are needed for safetensors"),
+        ({"bpw": 7, "keep": {"nothing.*": None}}, "keep rule 'nothing.*' matches no tensor name"),
+        ({"bpw": 7, "keep": ["=q8_0"]}, "is neither PATTERN=TYPE nor PATTERN"),
+        ({"bpw": 7, "keep": "head.*=q8_0"}, "a list or a dict of rules was expected"),
+        ({"bpw": 7, "keep": {"core.in_proj.weight": "q8_0"}}, "Q8_0 was asked for, but rows of 7 are no multiple"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueRefusedError, match=message):
+        plan(REAL, **arguments)
+
+
+def test_errors_of_another_model_are_refused(real: dict[str, np.ndarray], tmp_path: Path) -> None:
+    save_file({"a": np.ones((32, 32), np.float32)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueRefusedError, match="the errors are of another model: tensor"):
+        plan(tmp_path / "other.safetensors", bpw=5, formats=FORMATS, errors=measured(real))
+
+
+def test_rules_and_fallbacks(errors: Any, tmp_path: Path) -> None:
+    keep = {"core.*": "q8_0", "core.in_proj*": None, "core.*bias": None, "core.*norm*": None, "core.scale*": None}
+    keep |= {"core.periodic*": None, "core.block.dw_*": None}
+    p = plan(REAL, bpw=9, formats=FORMATS, errors=errors, keep=keep)
+    by_name = {r.name: r for r in p.rows}
+    assert by_name["core.block.pw.weight"].chosen == "Q8_0"
+    assert by_name["core.in_proj.weight"].chosen == "F32"
+    assert by_name["core.in_proj.weight"].reason == "rule core.in_proj*: as it is"
+    assert (by_name["core.in_proj.weight"].error, by_name["core.in_proj.weight"].sqnr_db) == (0, inf)
+    assert by_name["head.summary_proj.weight"].chosen == "F16"
+    assert by_name["head.summary_proj.weight"].reason == "rows of 133 are no multiple of the 32"
+    assert by_name["head.out_proj.bias"].reason == "it is 1-D; runtimes need those in F32"
+    assert by_name["head.out_proj.weight"].reason == ""
+    assert {r.name for r in p.fallbacks} >= {"head.summary_proj.weight", "core.in_proj.weight", "head.out_proj.bias"}
+    listed = plan(
+        REAL, bpw=9, formats=FORMATS, errors=errors, keep=[k if v is None else f"{k}={v}" for k, v in keep.items()]
+    )
+    assert listed == p
+    assert p.rules[:2] == ("core.*=q8_0", "core.in_proj*")
+
+
+def test_some_formats_do_not_fit(real: dict[str, np.ndarray], errors: Any) -> None:
+    p = plan(REAL, bpw=13, formats=["q8_0", "f16"], errors=errors)
+    assert {r.chosen for r in p.rows if r.name == "core.in_proj.weight"} == {"F16"}
+    p = plan(REAL, bpw=17, formats=["q4_0", "f32"], errors=errors)
+    row = next(r for r in p.rows if r.name == "core.in_proj.weight")
+    assert row.reason == "q4_0: rows of 7 are no multiple of the 32, F16 instead"
+    assert row.options == 2
+
+
+def test_the_gain_of_the_last_step(real: dict[str, np.ndarray], errors: Any) -> None:
+    p = plan(REAL, bpw=8, formats=["q8_0", "q4_0"], errors=errors)
+    assert {r.chosen for r in p.rows if r.options > 1} == {"Q8_0", "Q4_0"}
+    for r in p.rows:
+        if r.options == 1 or r.chosen == "Q4_0":
+            assert r.marginal_gain is None
+        else:
+            e8, e4 = (((real[r.name] - approximated(real[r.name], f)) ** 2).sum() for f in ("q8_0", "q4_0"))
+            assert r.marginal_gain == pytest.approx((e4 - e8) / (r.numel * 4 / 8), rel=1e-5)
+    gained = [r.marginal_gain for r in p.rows if r.marginal_gain is not None]
+    assert min(gained) > 0
+
+
+def test_frame(errors: Any) -> None:
+    p = plan(REAL, bpw=8, formats=FORMATS, errors=errors)
+    frame = p.frame
+    assert list(frame.columns)[:6] == ["name", "shape", "from", "chosen", "numel", "error"]
+    assert frame["nbytes"].sum() == p.nbytes
+    assert frame["error"].sum() == pytest.approx(p.error)
+    assert p.bpw == pytest.approx(8 * frame["nbytes"].sum() / frame["numel"].sum())
+    assert set(frame["from"]) == {"F32"}
+
+
+def test_sqnr(real: dict[str, np.ndarray], errors: Any) -> None:
+    p = plan(REAL, bpw=8, formats=["q8_0", "q4_0"], errors=errors)
+    seen = [r for r in p.rows if r.error]
+    signal = sum(float((real[r.name].astype(np.float64) ** 2).sum()) for r in seen)
+    assert p.sqnr_db == pytest.approx(10 * np.log10(signal / p.error), abs=1e-4)
+
+
+def test_weights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    tensors = {f"blk.{i}.w.weight": rng.standard_normal((16, 64)).astype(np.float32) for i in range(4)}
+    tensors["output.weight"] = rng.standard_normal((8, 64)).astype(np.float32)
+    save_file(tensors, tmp_path / "m.safetensors")
+    importance = {n: (rng.random(64) ** 4 * 10 ** (2 * i)).astype(np.float32) for i, n in enumerate(tensors) if i < 4}
+    matrix = write_imatrix(tmp_path / "i.gguf", {n: (w[None] * 3, np.array([3])) for n, w in importance.items()})
+    table = measured(tensors, weights=importance)
+    p = plan(tmp_path / "m.safetensors", bpw=6, formats=["q8_0", "q4_0"], errors=table, weights=matrix)
+    assert p.weights == str(matrix)
+    mean = np.mean([w.mean(dtype=np.float64) for w in importance.values()])
+    for r in p.rows:
+        x = tensors[r.name]
+        squares = (x.astype(np.float64) - approximated(x, r.chosen.lower())) ** 2
+        w = importance.get(r.name, np.full(64, mean))
+        assert r.error == pytest.approx((squares * w).sum(), rel=1e-5)
+        assert r.squares == pytest.approx(squares.sum(), rel=1e-5)
+    assert [r.chosen for r in p.rows if r.name in ("blk.2.w.weight", "blk.3.w.weight")] == ["Q4_0", "Q8_0"]
+    other = write_imatrix(tmp_path / "o.gguf", {"x": (np.ones((1, 64), np.float32), np.array([3]))})
+    with pytest.raises(ValueRefusedError, match="has no weights for any tensor of the model"):
+        plan(tmp_path / "m.safetensors", bpw=6, formats=["q8_0", "q4_0"], errors=table, weights=other)
+
+
+def test_a_quantized_model_may_stay_as_it_is(real: dict[str, np.ndarray], tmp_path: Path) -> None:
+    src = tmp_path / "q.gguf"
+    ai.convert(REAL, src, "q4_1")
+    reader = {t.name: t for t in GGUFReader(src).tensors}
+    values = {n: gguf.quants.dequantize(t.data, t.tensor_type).reshape(real[n].shape) for n, t in reader.items()}
+    table = measured(values)
+    whole = sum(t.n_bytes for t in reader.values())
+    with pytest.raises(ValueRefusedError, match=f"above the largest possible size: [0-9]+ to {whole} "):
+        plan(src, whole + 1, formats=FORMATS, errors=table)
+    p = plan(src, whole, formats=FORMATS, errors=table)
+    assert (p.error, p.nbytes) == (0, whole)
+    p = plan(src, whole - 1000, formats=FORMATS, errors=table)
+    assert {"Q4_0", "Q4_1"} <= {r.chosen for r in p.rows}
+    dst = tmp_path / "p.gguf"
+    report = ai.convert(src, dst, plan=p)
+    assert sum(t.n_bytes for t in GGUFReader(dst).tensors) == p.nbytes
+    kept = {r.name for r in p.rows if r.chosen == r.source}
+    assert {t.name for t in report.of("kept")} == kept
+
+
+def test_save_and_load(errors: Any, tmp_path: Path) -> None:
+    p = plan(REAL, bpw=8, formats=FORMATS, errors=errors, keep=["head.queries"])
+    path = p.save(tmp_path / "plan.json")
+    assert Plan.load(path) == p
+    assert path == str(tmp_path / "plan.json")
+    document = json.loads(Path(path).read_text())
+    assert document == p.to_dict()
+    assert (document["schema_version"], document["nbytes"]) == (1, p.nbytes)
+    first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    ai.convert(REAL, first, plan=p)
+    ai.convert(REAL, second, plan=path)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("kind"), "is no plan: its kind is not"),
+        (lambda d: d.update(schema_version=2), "is a plan of version 2; this reads 1"),
+        (lambda d: d.pop("rows"), "the plan: rows is missing; list expected"),
+        (lambda d: d.update(target=True), "the plan: target is True; int expected"),
+        (lambda d: d.update(target=-1), "the plan: target is -1; a number of at least 0 expected"),
+        (lambda d: d["rows"][2].update(error="much"), "row 3: error is much; int or float expected"),
+        (lambda d: d["rows"][2].update(shape=[-1]), r"row 3: shape is \[-1\]"),
+        (lambda d: d["rows"].append(d["rows"][0]), "has a tensor twice"),
+        (lambda d: d["rows"].__setitem__(0, 5), "row 1: is no record"),
+        (lambda d: d.update(rules=[1]), "rules: holds something that is no text"),
+        (lambda d: d.update(bound=10**400), "bound is 1000"),
+    ],
+)
+def test_a_bad_plan_file_is_one_error(errors: Any, tmp_path: Path, change: Any, message: str) -> None:
+    document = plan(REAL, bpw=8, formats=FORMATS, errors=errors).to_dict()
+    change(document)
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(ModelFileError, match=message):
+        Plan.load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b'{"a": 1, "a": 2}', b"[" * 100_000, b'{"kind": NaN}'])
+def test_what_is_no_plan_is_one_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "p.json").write_bytes(data)
+    with pytest.raises(ModelFileError):
+        Plan.load(tmp_path / "p.json")
+
+
+def test_a_plan_for_something_else_writes_nothing(real: dict[str, np.ndarray], errors: Any, tmp_path: Path) -> None:
+    p = plan(REAL, bpw=8, formats=FORMATS, errors=errors)
+    less = {n: x for n, x in real.items() if n != "head.queries"}
+    save_file(less, tmp_path / "less.safetensors")
+    save_file({**real, "more": np.ones(3, np.float32)}, tmp_path / "more.safetensors")
+    save_file({**real, "head.queries": np.ones((64, 48), np.float32)}, tmp_path / "turned.safetensors")
+    dst = tmp_path / "m.gguf"
+    for name, message in (
+        ("less", "this one does not have tensor 'head.queries'"),
+        ("more", "it does not have tensor 'more'"),
+        ("turned", r"'head.queries' has shape \(64, 48\), \(48, 64\) is planned"),
+    ):
+        with pytest.raises(ValueRefusedError, match=f"the plan is for another model: .*{message}"):
+            ai.convert(tmp_path / f"{name}.safetensors", dst, plan=p)
+    with pytest.raises(ValueRefusedError, match="the plan is for gguf, not for apsim"):
+        ai.convert(REAL, tmp_path / "m.apsim", plan=p)
+    for more in ({"dtype": "q8_0"}, {"tensor_types": ["head.*=q8_0"]}, {"block": 32}):
+        with pytest.raises(ValueRefusedError, match="a plan says the encoding of every tensor"):
+            ai.convert(REAL, dst, plan=p, **more)  # type: ignore[arg-type]
+    with pytest.raises(ValueRefusedError, match="plan is int"):
+        ai.convert(REAL, dst, plan=5)  # type: ignore[arg-type]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["less.safetensors", "more.safetensors", "turned.safetensors"]
+
+
+def test_text_and_html_say_the_same(errors: Any) -> None:
+    p = plan(REAL, bpw=8, formats=FORMATS, errors=errors, keep=["head.queries"])
+    text, page = to_text(p._parts()), Page(to_html(p._parts()))
+    for fact in (str(p.nbytes), "core.block.pw.weight", "gain per byte", "q4_0", "rule head.queries: as it is", "dB"):
+        assert fact in text
+        assert fact in page.text
+    assert "no choice of these formats within the target has a smaller error" in text
+    assert repr(p).startswith("<Plan for ")
+
+
+def applied(arguments: list[str], name: str) -> str | None:
+    """The type that llama-quantize gives: the first pattern that is found in the name."""
+    for option, rule in pairwise(arguments):
+        if option == "--tensor-type" and re.search(rule.partition("=")[0].lower(), name):
+            return rule.partition("=")[2]
+    return None
+
+
+def test_llama_quantize(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    tensors = {
+        f"blk.{i}.{n}.weight": rng.standard_normal((32, 64)) * 3.0 ** (i % 5 + len(n) % 2)
+        for i in range(12)
+        for n in ("attn_k", "ffn_up", "attn_q")
+    }
+    tensors |= {"token_embd.weight": rng.standard_normal((128, 64)), "blk.0.attn_norm.weight": np.ones(64)}
+    floats = {n: x.astype(np.float32) for n, x in tensors.items()}
+    save_file(floats, tmp_path / "m.safetensors")
+    src = tmp_path / "m.gguf"
+    ai.convert(tmp_path / "m.safetensors", src, architecture="llama")
+    p = plan(src, bpw=6, formats=FORMATS, errors=measured(floats))
+    arguments = p.to_llama_quantize("out.gguf")
+    assert arguments[-3:-1] == [str(src), "out.gguf"]
+    assert arguments[-1] in {r.chosen for r in p.rows}
+    assert len({r.chosen for r in p.rows}) > 2
+    rules = [a for a in arguments if "=" in a]
+    backwards = [word for rule in reversed(rules) for word in ("--tensor-type", rule)]
+    for r in p.rows:
+        if len(r.shape) > 1:
+            assert applied(arguments, r.name) == r.chosen.lower()
+            assert applied(backwards, r.name) == r.chosen.lower()  # the last match is no other
+    assert len(rules) < len(p.rows) / 2
+    assert any(re.match(r"\^token_embd\\.weight\$=", r) for r in rules)
+    assert "--allow-requantize" not in arguments
+    with pytest.raises(ValueRefusedError, match="takes a GGUF model to GGUF"):
+        plan(REAL, bpw=9, formats=FORMATS, errors=measured(load_file(REAL))).to_llama_quantize()
