@@ -279,7 +279,8 @@ def _connect(origin: tuple[str, str, int], timeout: float, name: str) -> _Link:
     if scheme == "https":
         link.set_tunnel(host, port, headers)
         return _Link(link, origin, "", {})
-    return _Link(link, origin, f"http://{host}:{port}", headers)
+    shown = f"[{host}]" if ":" in host else host
+    return _Link(link, origin, f"http://{shown}" + (f":{port}" if port != 80 else ""), headers)
 
 
 def _connection(scheme: str, host: str, port: int, timeout: float) -> HTTPConnection:
