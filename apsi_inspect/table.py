@@ -161,6 +161,11 @@ class TensorTable(TableDisplay):
         ]
 
 
+def frame_of(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """A plain frame of rows, for the reports of verbs."""
+    return pd.DataFrame(rows, columns=list(columns))
+
+
 def _frame(model: ModelFile) -> pd.DataFrame:
     c = model.columns
     n = len(c.names)

@@ -165,7 +165,7 @@ class Plan(Displayable):
     @property
     def frame(self) -> pd.DataFrame:
         """A row per tensor: ``name, shape, from, chosen, numel, error, sqnr_db, nbytes, bpw, marginal_gain, …``."""
-        import pandas as pd
+        from ..table import frame_of
 
         rows = [
             (
@@ -175,7 +175,7 @@ class Plan(Displayable):
             )
             for r in self.rows
         ]  # fmt: skip
-        return pd.DataFrame(rows, columns=list(COLUMNS))
+        return frame_of(rows, COLUMNS)
 
     def file_size(self, dst: str | os.PathLike[str]) -> int:
         """Bytes of the files that ``convert(self.path, dst, plan=self)`` writes, headers included."""
