@@ -206,3 +206,83 @@ class TestVerify:
         assert [t for _, t in seen] == [seen[-1][0]] * len(seen)
         assert [d for d, _ in seen] == sorted(d for d, _ in seen)
         assert len(seen) > 1
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def both(src: Path, folder: Path, name: str, processes: Executor, **how: Any) -> dict[str, bytes]:
+    """Convert with and without an executor; files and reports are the same."""
+    found = {}
+    for kind, executor in (("here", None), ("there", processes)):
+        (folder / kind).mkdir()
+        report = ai.convert(src, folder / kind / name, executor=executor, durable=False, **how).to_dict()
+        found[kind] = (files(folder / kind), {k: v for k, v in report.items() if k not in ("target", "files")})
+    assert found["there"] == found["here"]
+    return found["there"][0]
+
+
+class TestConvert:
+    @pytest.mark.filterwarnings("ignore:torch.quantize")
+    @pytest.mark.parametrize("kind", [k for k in test_tasks.KINDS if k != "sharded"])
+    def test_every_kind(self, kind: str, tmp_path: Path, processes: Executor) -> None:
+        src = test_tasks.KINDS[kind](tmp_path)
+        both(src, tmp_path, "m.apsim", processes, dtype="int8")
+
+    @pytest.mark.parametrize("target", ["f16", "bf16", "q8_0", "q4_k", "q6_k", "iq4_nl", "f32"])
+    def test_to_gguf(self, target: str, tmp_path: Path, processes: Executor) -> None:
+        x = np.random.default_rng(3).standard_normal((3000, 1024)).astype(ml_dtypes.bfloat16)
+        save_file({"a.weight": x, "b.weight": x[:7].astype(np.float32), "c": np.arange(5)}, tmp_path / "x.safetensors")
+        both(tmp_path / "x.safetensors", tmp_path, "m.gguf", processes, dtype=target)
+
+    @pytest.mark.parametrize("how", [{}, {"shard": "1MB"}, {"sign": KEY}, {"shard": "1MB", "sign": KEY}])
+    @pytest.mark.parametrize("target", ["int8", "int4", "fp8", "bf16", None])
+    def test_to_apsim(self, target: str | None, how: dict[str, Any], tmp_path: Path, processes: Executor) -> None:
+        x = np.random.default_rng(3).standard_normal((3000, 1024)).astype(np.float32)
+        save_file({"a": x, "b": x[:999], "row": x.reshape(-1)[: 1 << 21]}, tmp_path / "x.safetensors")
+        written = both(tmp_path / "x.safetensors", tmp_path, "m.apsim", processes, dtype=target, **how)
+        assert (len(written) > 1) == ("shard" in how)
+        assert ai.verify(tmp_path / "there" / sorted(written)[-1], KEY if "sign" in how else None).ok
+
+    def test_sharded_both_ways(self, tmp_path: Path, processes: Executor) -> None:
+        src = test_tasks.sharded(tmp_path)
+        both(src, tmp_path, "m.gguf", processes, dtype="q8_0", shard="100kB")
+
+    def test_a_signed_source_is_verified(self, tmp_path: Path, processes: Executor) -> None:
+        path = checkpoint(tmp_path, tensors=1)
+        both(path, tmp_path, "m.safetensors", processes, source_key=KEY)
+
+    def test_what_became_infinite_is_counted(self, tmp_path: Path, processes: Executor) -> None:
+        x = np.full((2000, 2048), 1e6, np.float32)
+        save_file({"a": x, "b": x[:3]}, tmp_path / "x.safetensors")
+        report = ai.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "f16", executor=processes)
+        assert [f.message for f in report.findings] == [
+            f"tensor '{n}': {k} values are too large for F16 and became infinite"
+            for n, k in (("a", x.size), ("b", 6144))
+        ]
+
+    @pytest.mark.parametrize("ending", ["gguf", "apsim"])
+    def test_refused_values_leave_nothing(self, ending: str, tmp_path: Path, processes: Executor) -> None:
+        x = np.zeros((4000, 1024), np.float32)
+        x[-1, -1] = np.nan
+        dtype = "q8_0" if ending == "gguf" else "int8"
+        save_file({"w.weight": x}, tmp_path / "x.safetensors")
+        for executor in (None, processes):
+            with pytest.raises(ValueRefusedError, match=r"w\.weight") as caught:
+                ai.convert(tmp_path / "x.safetensors", tmp_path / f"y.{ending}", dtype, executor=executor)
+            assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"], caught.value
+
+    @pytest.mark.parametrize("ending", ["gguf", "apsim", "safetensors"])
+    def test_ctrl_c_leaves_nothing(self, ending: str, tmp_path: Path, processes: Executor) -> None:
+        x = np.ones((6000, 1024), np.float32)
+        save_file({"w.weight": x}, tmp_path / "x.safetensors")
+
+        def interrupt(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            ai.convert(
+                tmp_path / "x.safetensors", tmp_path / f"y.{ending}", "bf16", executor=processes, progress=interrupt
+            )
+        assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]

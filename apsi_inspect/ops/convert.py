@@ -22,6 +22,8 @@ from .save import parse_size
 from .targets import container_of, parse_dtype
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..integrity.signing import Signer
     from .changes import ConversionReport
     from .gguf import Progress, Rules
@@ -48,6 +50,7 @@ def convert(
     dry_run: bool = False,
     durable: bool = True,
     threads: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Convert a model file.
@@ -86,6 +89,9 @@ def convert(
         False: do not wait for the disk.
     threads
         How many; by default one a core. The bytes are the same for any number.
+    executor
+        Read and encode on its workers (`docs/scale.md`): a `ProcessPoolExecutor`, ``Client(…).get_executor()`` of a
+        dask cluster, … What is written, here and in order, is the same to the byte.
     progress
         Called with the bytes written and their total.
 
@@ -106,6 +112,7 @@ def convert(
     conversion = prepared(
         src, dst, dtype, shard, key, sign, source_key=source_key, tensor_types=tensor_types, plan=plan, block=block,
         architecture=architecture, alignment=alignment, force=force, durable=durable, threads=threads,
+        executor=executor,
     )  # fmt: skip
     with conversion as ready:
         return ready.report if dry_run else ready.write(progress)
@@ -129,6 +136,7 @@ def prepared(
     force: bool = False,
     durable: bool = True,
     threads: int | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Conversion]:
     """The planned conversion, with its source open; see `convert`."""
     container = container_of(os.fsdecode(dst))
@@ -146,13 +154,14 @@ def prepared(
         threads,
         force,
         _plan(plan, dtype, tensor_types, block),
+        executor,
     )
     if isinstance(src, ModelFile):
         if key is not None or source_key is not None:
             raise ValueRefusedError("a key for the source needs its path, not an opened model")
         yield planned(src, options)
         return
-    used = _verify(os.fsdecode(src), key, source_key)
+    used = _verify(os.fsdecode(src), key, source_key, executor)
     if key is not None and not used and options.by is None:
         what = "the source is not signed, and the target is not .apsim"
         raise ValueRefusedError(f"the key has nothing to verify or sign: {what}")
@@ -180,7 +189,7 @@ def _signer(container: str, key: KeyLike | None) -> Signer | None:
     return signer(Key(key, create=True))
 
 
-def _verify(path: str, key: KeyLike | None, source_key: KeyLike | None) -> bool:
+def _verify(path: str, key: KeyLike | None, source_key: KeyLike | None, executor: Executor | None) -> bool:
     """Check digests of an .apsim source, and its signature where it has one; True where a key was used."""
     from .load import find
     from .verify import verify
@@ -193,5 +202,5 @@ def _verify(path: str, key: KeyLike | None, source_key: KeyLike | None) -> bool:
             return False
         signed = model.facts.get("signature", "none") != "none"
     chosen = source_key if source_key is not None else key if signed else None
-    verify(name, key=chosen).raise_if_failed()
+    verify(name, key=chosen, executor=executor).raise_if_failed()
     return chosen is not None

@@ -18,6 +18,7 @@ from ..errors import ValueRefusedError
 from ..formats import apsim_write, safetensors_write
 from ..formats.apsim_write import Extras, Item, Written
 from ..qtensor import packed_shape
+from .convert_tasks import job_of
 from .gguf import Planned, blob_of
 from .inputs import ScaledInput, even_cuts
 from .recode import ScaledMaker
@@ -70,8 +71,10 @@ def _scaled_item(p: Planned, pipeline: Pipeline, block: int | str | None) -> Ite
     cuts = m.cuts()
     code: Encoding = ENCODINGS[m.code_dtype]
     nbytes = [_product(m.code_shape) * code.block_bytes, _product(m.scale_shape) * 4]
-    codes = pipeline.blob(name, m.code_dtype, m.code_shape, nbytes[0], cuts, m.codes)
-    scales = pipeline.blob(f"{name}__qscale", "F32", m.scale_shape, nbytes[1], cuts, m.scales)
+    tensor = None if pipeline.executor is None else p.tensor
+    jobs = [job_of(tensor, name, fmt, part, block) for part in ("codes", "scales")]
+    codes = pipeline.blob(name, m.code_dtype, m.code_shape, nbytes[0], cuts, m.codes, jobs[0])
+    scales = pipeline.blob(f"{name}__qscale", "F32", m.scale_shape, nbytes[1], cuts, m.scales, jobs[1])
     return Item(codes, scales, m.entry, p.unit)
 
 

@@ -27,6 +27,8 @@ from .shared import Shared
 from .targets import assign, choose, parse_rules
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..encodings import Encoding
     from ..integrity.signing import Signer
     from .gguf import Progress, Rules
@@ -52,6 +54,7 @@ class Options(NamedTuple):
     threads: int | None
     force: bool
     plan: Plan | None = None
+    executor: Executor | None = None
 
 
 class Conversion(NamedTuple):
@@ -125,7 +128,7 @@ def _plan_tensor(
     choice = choose(name, source.encoding, tensor.shape, o.container, asked, ruled)
     if tensor.affine is not None and choice.action == "kept":
         choice = choice._replace(action="expanded", reason="codes become the values they stand for")
-    return Planned(source, choice, said.units.get(name), tensor.nbytes)
+    return Planned(source, choice, said.units.get(name), tensor.nbytes, tensor)
 
 
 def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: Options) -> Conversion:
@@ -143,7 +146,9 @@ def _to_gguf(model: ModelFile, planned: list[Planned], said: carry.Carried, o: O
     check_target(model, files.paths, stale, o.force)
 
     def run(progress: Progress | None) -> list[Finding]:
-        return write_gguf(files, planned, durable=o.durable, progress=progress, threads=o.threads, stale=stale)
+        return write_gguf(
+            files, planned, durable=o.durable, progress=progress, threads=o.threads, executor=o.executor, stale=stale
+        )
 
     return Conversion(_finish(report_of(o.path, planned, files, keys), model, changes), run)
 
@@ -157,13 +162,14 @@ def _main(planned: list[Planned]) -> Encoding | None:
 
 
 def _to_family(model: ModelFile, planned: list[Planned], said: carry.Carried, o: Options) -> Conversion:
-    shared, pipeline = Shared(), Pipeline(o.threads)
+    shared = Shared()
+    pipeline = Pipeline(o.threads, o.executor, shared)
     items = convert_files.items_of(planned, pipeline, shared, o.container, o.block)
     shards = [items] if o.limit is None else split(items, o.limit)
     fields: dict[str, str] | None = None
     if o.container == "apsim":
         record, changes = carry.to_json(said)
-        skeleton = said.skeleton if said.skeleton is not None else _skeleton(list(model.columns.names))
+        skeleton = said.skeleton if said.skeleton is not None else _skeleton([p.source.name for p in planned])
         text = None if record is None else compact(record)
         extras = Extras(f"apsi_inspect/{__version__}", text, tree_text(skeleton, shards))
     else:

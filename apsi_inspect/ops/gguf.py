@@ -25,18 +25,21 @@ from ..qtensor import QTensor
 from ..tree_write import flatten, needs_skeleton
 from ..units_pint import is_quantity, unit_of
 from .changes import ConversionReport, TensorChange
+from .convert_tasks import job_of
 from .gguf_keys_of import Keys, file_keys, typed_keys, with_alignment
 from .inputs import ArrayInput, Input, ScaledInput, input_of
 from .lazy import MetadataRecord, lazy_tree
 from .leaves import identity, to_array
 from .open import open as open_model
 from .pipeline import Pipeline
-from .recode import maker
+from .recode import is_copy, maker
 from .save import parse_size
 from .shared import Shared
 from .targets import Choice, assign, choose, parse_dtype, parse_rules
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..tree import record
     from ..units import Unit
 
@@ -51,6 +54,7 @@ class Planned(NamedTuple):
     choice: Choice
     unit: Unit | None = None
     nbytes_before: int = 0
+    tensor: Tensor | None = None  # of a file
 
     @property
     def spec(self) -> Spec:
@@ -214,11 +218,12 @@ def write_gguf(
     durable: bool = True,
     progress: Progress | None = None,
     threads: int | None = None,
+    executor: Executor | None = None,
     stale: Sequence[str] = (),
 ) -> list[Finding]:
     """Write planned tensors; `stale` files are removed when the new ones are complete."""
     total, shared = plan.size, Shared()
-    with Pipeline(threads) as pipeline, Files(durable) as files:
+    with Pipeline(threads, executor, shared) as pipeline, Files(durable) as files:
         blobs = [blob_of(p, pipeline, shared) for p in planned]
         pipeline.order([b.name for b in blobs])
         done = 0
@@ -244,8 +249,10 @@ def write_gguf(
 def blob_of(p: Planned, pipeline: Pipeline, shared: Shared) -> Blob:
     """The bytes of a planned tensor in a plain or block encoding."""
     cuts, make = maker(p.source, p.choice.encoding, shared)
-    spec = p.spec
-    return pipeline.blob(spec.name, spec.encoding.name, spec.shape, spec.nbytes, cuts, make)
+    spec, job = p.spec, None
+    if pipeline.executor is not None and not is_copy(p.source, p.choice.encoding):
+        job = job_of(p.tensor, p.source.name, spec.encoding.name)
+    return pipeline.blob(spec.name, spec.encoding.name, spec.shape, spec.nbytes, cuts, make, job)
 
 
 def report_of(path: str, planned: Sequence[Planned], plan: GgufPlan, keys: Keys) -> ConversionReport:
@@ -264,17 +271,21 @@ def change_of(p: Planned, nbytes: int | None = None) -> TensorChange:
     )
 
 
-def load_gguf(path: str | os.PathLike[str], decode: bool = True) -> record:
+def load_gguf(
+    path: str | os.PathLike[str], decode: bool = True, *, storage_options: Mapping[str, Any] | None = None
+) -> record:
     """Load a GGUF file.
 
     Parameters
     ----------
     path
-        A file, any part of a split one, or a folder.
+        A file, any part of a split one, a folder, or a URL: then every tensor is fetched when it is read.
     decode
         True: leaves are arrays: read-only views of the mapped file for F16, F32, F64 and integers; block formats and
         BF16 become float32 when they are read from the record for the first time. False: leaves are `Tensor` objects,
         as the file has them.
+    storage_options
+        Of a URL, as in `open`.
 
     Returns
     -------
@@ -290,7 +301,7 @@ def load_gguf(path: str | os.PathLike[str], decode: bool = True) -> record:
     """
     from ..tree import record
 
-    model = open_model(path)
+    model = open_model(path, storage_options=storage_options)
     if model.format != "gguf":
         model.close()
         raise UnknownFormatError(model.path, f"is {model.format}, GGUF was expected", hint="use open")

@@ -50,7 +50,7 @@ _NO_INFINITY = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 def maker(source: Input, target: Encoding, shared: Shared) -> tuple[list[tuple[int, int]], Make]:
     """Cuts, and the function that makes the bytes of a range in a plain or block encoding."""
-    if source.encoding == target or (source.encoding.name, target.name) == ("bf16", "BF16"):
+    if is_copy(source, target):
         return source.cuts(target.block_size), source.raw
     cuts = source.cuts(target.block_size)
     if target.kind not in ("float", "block"):
@@ -58,6 +58,11 @@ def maker(source: Input, target: Encoding, shared: Shared) -> tuple[list[tuple[i
     if target.is_block and isinstance(source, FileInput) and source.direct in _WIDEN:
         return cuts, _block_maker(source, target, shared)
     return cuts, lambda a, b: _floats(source, target, a, b, shared)
+
+
+def is_copy(source: Input, target: Encoding) -> bool:
+    """Whether the bytes stay as they are."""
+    return source.encoding == target or (source.encoding.name, target.name) == ("bf16", "BF16")
 
 
 def _block_maker(source: FileInput, target: Encoding, shared: Shared) -> Make:

@@ -50,6 +50,11 @@ class Shared:
         """So many values of a tensor became infinite."""
         self._counts.append((name, encoding, count))
 
+    @property
+    def counts(self) -> list[tuple[str, str, int]]:
+        """What `overflowed` was told."""
+        return self._counts
+
     def findings(self) -> list[Finding]:
         """A sentence for each tensor some of whose values became infinite."""
         totals: dict[tuple[str, str], int] = {}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import ApsiError, ModelFileError, ValueRefusedError, quote
 from ..formats.relaid import Relaid
 from ..model import Tensor, TensorInfo
+from ..remote_url import masked
 from ..source import FileSource
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 WINDOW = 64  # tasks in flight
-_SOURCES = 64  # files that a process keeps mapped between tasks
+_SOURCES = 8  # files that a process keeps mapped (of a URL: some of its blocks) between tasks
 _MODELS = 4  # models that it keeps, of those whose tensors are found by their headers
 
 
@@ -146,14 +147,13 @@ def source_spec(source: ByteSource) -> SourceSpec:
     ValueRefusedError
         It is no file but bytes in memory, which no other process can reach.
     """
-    stamp = getattr(source, "stamp", None)
-    if stamp is None:
+    stamp, url = getattr(source, "stamp", None), getattr(source, "url", None)
+    if stamp is None or (url is not None and isinstance(source, FileSource)):  # or in a temporary file without a name
         raise ValueRefusedError(
             f"{quote(source.name)} is in memory, where no other process reads it; save it, or leave out the executor"
         )
-    if "://" in source.name:
-        options = getattr(source, "storage_options", None) or {}
-        return SourceSpec(source.name, tuple(stamp), tuple(sorted(options.items())))
+    if url is not None:
+        return SourceSpec(url, tuple(stamp), tuple(sorted((getattr(source, "storage_options", None) or {}).items())))
     return SourceSpec(os.path.abspath(source.name), tuple(stamp))
 
 
@@ -198,18 +198,19 @@ def _source(key: _Key) -> ByteSource:
 def _open(spec: SourceSpec) -> ByteSource:
     source: ByteSource
     if "://" in spec.path:
-        from ..remote import open_source  # type: ignore[import-not-found, unused-ignore]
+        from ..remote import RemoteSource
 
-        source = open_source(spec.path, dict(spec.options) or None)
+        source = RemoteSource(spec.path, dict(spec.options))
+        source.settle()
     else:
         source = FileSource(spec.path, keep_open=False)
-    _check_stamp(spec, tuple(source.stamp))  # type: ignore[attr-defined]
+    _check_stamp(spec, tuple(source.stamp))
     return source
 
 
 def _check_stamp(spec: SourceSpec, found: tuple[Any, ...]) -> None:
     if found != spec.stamp:
-        raise ModelFileError(spec.path, "has changed since this work began", hint="open it and begin again")
+        raise ModelFileError(masked(spec.path), "has changed since this work began", hint="open it and begin again")
 
 
 @lru_cache(_MODELS)
@@ -261,7 +262,7 @@ def _by_name(spec: TensorSpec) -> Tensor:
     tensor = _model(_Key(spec.source))[spec.info.name]
     if tensor.info[:5] != spec.info[:5]:
         raise ModelFileError(
-            spec.source.path, "opens differently here than where this work began", f"tensor {quote(spec.info.name)}",
+            masked(spec.source.path), "opens differently than where this work began", f"tensor {quote(spec.info.name)}",
             "use the same version of this package everywhere",
         )  # fmt: skip
     return tensor
