@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 PREFIX, SUFFIX = ".apsi-", ".tmp"  # short (a name of 255 bytes has to have a temporary one) and like no model's name
 _MAX_BUFFERS = 1000  # below every system's IOV_MAX
 _MAX_CALL = 1 << 30
+_PUSH = 1 << 24  # bytes after which the disk is told to begin
 
 
 class Pending:
     """A file that is being written; it appears under its own name when its `Files` are committed."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], durable: bool = True) -> None:
+        self._push = durable and hasattr(os, "posix_fadvise")
+        self._begin = self._end = 0  # a range that the disk has not been told of
         self.path = os.path.realpath(os.fsdecode(path))
         self.folder = os.path.dirname(self.path)
         old = _stat(self.path)
@@ -54,11 +57,18 @@ class Pending:
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Write contiguous byte buffers one after the other; returns where they end."""
+        begin = self._begin if offset == self._end else offset
         try:
             for start in range(0, len(buffers), _MAX_BUFFERS):
                 offset = self._write(offset, [memoryview(b).cast("B") for b in buffers[start : start + _MAX_BUFFERS]])
         except OSError as exc:
             raise _refused(exc, self.path) from None
+        if self._push and offset - begin >= _PUSH:
+            # Linux takes this advice as a request to write dirty pages out, without waiting for them, so that `sync`
+            # need not wait for everything at the end; pages that are not on the disk yet stay in memory.
+            os.posix_fadvise(self.fd, begin, offset - begin, os.POSIX_FADV_DONTNEED)
+            begin = offset
+        self._begin, self._end = begin, offset
         return offset
 
     def _write(self, offset: int, views: list[memoryview]) -> int:
@@ -124,7 +134,7 @@ class Files:
         folder = os.path.dirname(os.path.realpath(os.fsdecode(path)))
         if folder not in [p.folder for p in self.pending]:
             remove_leftovers(folder)
-        self.pending.append(Pending(path))
+        self.pending.append(Pending(path, self.durable))
         return self.pending[-1]
 
     def commit(self, last: Pending | None = None, remove_first: Iterable[str] = ()) -> None:

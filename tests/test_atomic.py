@@ -335,6 +335,21 @@ def test_write_bytes(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x"]
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice about files")
+def test_the_disk_begins_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A durable save has the disk begin with each 16 MiB that are written; without durability nothing asks it to."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: told.append((offset, offset + length)))
+    tree = {str(i): np.full(9_000_000, i, np.uint8) for i in range(5)}
+    ai.save_model(tmp_path / "m", tree, durable=False)
+    assert told == []
+    ai.save_model(tmp_path / "m", tree)
+    assert [b - a >> 24 for a, b in told] == [1, 1]
+    assert told[0][1] == told[1][0]
+    assert (tmp_path / "m").stat().st_size - told[-1][1] < 2 << 24
+    assert equal(ai.load_model(tmp_path / "m"), tree)
+
+
 def test_without_durability_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int) -> None:
         raise AssertionError
