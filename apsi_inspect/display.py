@@ -140,3 +140,14 @@ class HardwareDisplay(Displayable):
         from .notebook.render_hardware import hardware_frame
 
         return hardware_frame(self)  # type: ignore[arg-type]
+
+
+class ErrorDisplay(Displayable):
+    """What an `ErrorTable` shows."""
+
+    __slots__ = ()
+
+    def _parts(self) -> Any:
+        from .notebook.render_error import error_parts
+
+        return error_parts(self)  # type: ignore[arg-type]

@@ -15,11 +15,11 @@ def _nibbles(q: W) -> W:
     return (q & 15).cat(q >> 4)
 
 
-def _q4_0(src: M, put: Put) -> None:
+def q4_0(src: M, put: Put) -> None:
     put((_nibbles(src.load(I8, 16, 2)) - 8).sitofp(F) * src.half().splat(32))
 
 
-def _q4_1(src: M, put: Put) -> None:
+def q4_1(src: M, put: Put) -> None:
     put(_nibbles(src.load(I8, 16, 4)).uitofp(F) * src.half().splat(32) + src.half(2).splat(32))
 
 
@@ -29,17 +29,17 @@ def _fifth_bits(h: W) -> W:
     return ((v & 1) << 4).trunc(I8)
 
 
-def _q5_0(src: M, put: Put) -> None:
+def q5_0(src: M, put: Put) -> None:
     q = _nibbles(src.load(I8, 16, 6)) | _fifth_bits(src.load(I32, off=2))
     put((q - 16).sitofp(F) * src.half().splat(32))
 
 
-def _q5_1(src: M, put: Put) -> None:
+def q5_1(src: M, put: Put) -> None:
     q = _nibbles(src.load(I8, 16, 8)) | _fifth_bits(src.load(I32, off=4))
     put(q.uitofp(F) * src.half().splat(32) + src.half(2).splat(32))
 
 
-def _q8_0(src: M, put: Put) -> None:
+def q8_0(src: M, put: Put) -> None:
     src.prefetch(4096)
     put(src.load(I8, 32, 2).sitofp(F) * src.half().splat(32))
 
@@ -94,11 +94,11 @@ def _nvfp4(src: M, put: Put) -> None:
         put(_e2m1_doubled(_nibbles(src.load(I8, 8, 4 + 8 * i))) * d.lane(i).splat(16), 64 * i)
 
 
-put_q4_0, stream_q4_0 = stored_and_streamed(_q4_0)
-put_q4_1, stream_q4_1 = stored_and_streamed(_q4_1)
-put_q5_0, stream_q5_0 = stored_and_streamed(_q5_0)
-put_q5_1, stream_q5_1 = stored_and_streamed(_q5_1)
-put_q8_0, stream_q8_0 = stored_and_streamed(_q8_0)
+put_q4_0, stream_q4_0 = stored_and_streamed(q4_0)
+put_q4_1, stream_q4_1 = stored_and_streamed(q4_1)
+put_q5_0, stream_q5_0 = stored_and_streamed(q5_0)
+put_q5_1, stream_q5_1 = stored_and_streamed(q5_1)
+put_q8_0, stream_q8_0 = stored_and_streamed(q8_0)
 put_q8_1, stream_q8_1 = stored_and_streamed(_q8_1)
 put_tq2_0, stream_tq2_0 = stored_and_streamed(_tq2_0)
 put_tq1_0, stream_tq1_0 = stored_and_streamed(_tq1_0)

@@ -1,10 +1,11 @@
 """Sums over pairs of an original and its approximation, from which every measure of error follows.
 
 Contract: the pairs are cut into segments of `SEGMENT`, counted from the start of the arrays; `pair_sums` fills a row of
-`COLUMNS` partial results for each. A group of 32 elements is one visit: products are float32, four of them (element i,
-i + 8, i + 16, i + 24) are added in float32, then in float64 in lane i % 8. Bits depend on neither CPU nor threads: the
-vectors are plain LLVM that any CPU has. Where a sum is so small or so large that float32 products would have lost it,
-and where a value is not finite, the segment is done again value by value in float64 (`one_by_one`, the definition).
+`COLUMNS` partial results for each. Element i of a group of `GROUP` is in lane i % 8; products and the sums of a group
+are float32 (nothing cancels: at most 8e-7 of the sum is lost), those of groups float64. Bits depend on neither CPU nor
+threads: the vectors are plain LLVM that any CPU has. Where a sum is 0, or so small or so large that float32 products
+would have lost it, and where a value is not finite, the segment is done again value by value in float64 (`one_by_one`,
+the definition).
 `tests/test_error_sums.py` compares with NumPy in float64.
 """
 
@@ -23,53 +24,55 @@ LANES = 8
 # A row of partial results; the scalar product follows from the three sums of squares
 N, SQUARES, X_SQUARES, Y_SQUARES, MAX, MAX_AT, ZEROED, NONFINITE, CLIPPED, WEIGHTED, WEIGHTS, COLUMNS = range(12)
 LEAST = 1e-30  # a mean square below this: float32 products may have underflowed
-# Bytes in the scratch of a segment: three times eight float64 lanes, then eight int32 lanes
-_X, _Y, _ZERO, SCRATCH = 64, 128, 192, 256
 
 
-def quarters(v: W) -> W:
-    """The sum of the four quarters of 32 lanes."""
-    a, b, c, d = (v.pick(range(i, i + LANES)) for i in range(0, 4 * LANES, LANES))
+def quarters(v: W) -> list[W]:
+    """32 lanes as four times eight, which is what LLVM keeps in registers (masks of 32 it would pack into bytes)."""
+    return [v.pick(range(i, i + LANES)) for i in range(0, 4 * LANES, LANES)]
+
+
+def folded(v: W) -> W:
+    """The sum of the four quarters."""
+    a, b, c, d = quarters(v)
     return (a + b) + (c + d)
 
 
 class Sums:
     """The sums of a group in registers, inside an emitter."""
 
-    def __init__(self, b: W) -> None:
-        zero = b.like(0.0)
-        self.squares = self.x = self.y = zero.splat(LANES).fpext(D)
-        self.top = zero.splat(4 * LANES)
-        self.zeroed = zero.bits(I32).splat(LANES)
+    def __init__(self, like: W) -> None:
+        zero = like.like(0.0).splat(LANES)
+        self.squares = self.x = self.y = self.top = zero
+        self.zeroed = zero.bits(I32)
 
     def add(self, x: W, y: W) -> None:
         """32 pairs."""
         e = x - y
-        self.squares += quarters(e * e).fpext(D)
-        self.x += quarters(x * x).fpext(D)
-        self.y += quarters(y * y).fpext(D)
-        size = e.abs()
-        self.top = size.gt(self.top).sel(size, self.top)
-        self.zeroed = self.zeroed - quarters((y.eq(0.0) & (x.eq(0.0) ^ 1)).sext(I32))
+        e = e * e
+        self.squares += folded(e)
+        self.x += folded(x * x)
+        self.y += folded(y * y)
+        for a, b, c in zip(quarters(x), quarters(y), quarters(e), strict=True):
+            self.top = c.gt(self.top).sel(c, self.top)
+            self.zeroed = self.zeroed - (b.eq(0.0) & (a.eq(0.0) ^ 1)).sext(I32)
 
-    def store(self, acc: M) -> W:
-        """Into the scratch of the segment; gives the greatest |x - y|."""
-        for off, w in ((0, self.squares), (_X, self.x), (_Y, self.y)):
-            acc.store(acc.load(D, LANES, off) + w, off)
-        acc.store(acc.load(I32, LANES, _ZERO) + self.zeroed, _ZERO)
+    def store(self, lanes: M, counts: M) -> W:
+        """Into the scratch of the segment; gives the greatest squared error."""
+        for i, w in enumerate((self.squares, self.x, self.y)):
+            lanes.store(lanes.load(D, LANES, 64 * i) + w.fpext(D), 64 * i)
+        counts.store(counts.load(I32, LANES) + self.zeroed)
         return fold(self.top, lambda a, b: a.gt(b).sel(a, b))
 
 
-@emitter(M, M, M, ret=F)
-def group(x: M, y: M, acc: M) -> W:
+@emitter(M, M, M, M, ret=F)
+def group(x: M, y: M, lanes: M, counts: M) -> W:
     """Fold `GROUP` finite pairs. A value that is not makes the sums not finite."""
-    first = x.load(F)
-    sums = Sums(first)
+    sums = Sums(x.load(F))
     for i in range(0, GROUP, 4 * LANES):
         x.prefetch(4096 + 4 * i)
         x.prefetch(4096 + 4 * i + 64)
         sums.add(x.load(F, 4 * LANES, 4 * i), y.load(F, 4 * LANES, 4 * i))
-    return sums.store(acc)
+    return sums.store(lanes, counts)
 
 
 @kernel
@@ -97,58 +100,76 @@ def one_by_one(x, y, start, row):
 
 
 @kernel
-def finish(acc, n, row):
-    """The lanes of a segment's scratch into `row`; False if it must be done again one by one."""
-    lanes, counts = acc[:_ZERO].view(np.float64), acc[_ZERO:].view(np.int32)
-    good = True
+def finish(lanes, counts, n, same, row):
+    """The lanes of a segment of `n` pairs into `row`; False, and zeros, if it must be done again one by one.
+
+    `same`: it is known that no pair differs.
+    """
     for k in range(3):
         total = 0.0
         for j in range(LANES):
             total += lanes[LANES * k + j]
+        if not (LEAST * n <= total < np.inf or (same and k == 0)):
+            for j in range(COLUMNS):
+                row[j] = 0.0
+            return False
         row[SQUARES + k] = total
-        # the error may be 0 exactly; else a sum has to be in the range that float32 products keep
-        good &= total < np.inf and (total >= LEAST * n or (k == 0 and row[MAX] == 0.0))
     for j in range(LANES):
         row[ZEROED] += counts[j]
     row[N] = n
-    return good
+    return True
 
 
 @kernel
-def segment(x, y, acc, row):
-    """One segment into `row`, zeros on entry; `acc` is scratch of `SCRATCH` bytes."""
-    acc[:] = np.uint8(0)
-    a, b, c = x.ctypes.data, y.ctypes.data, acc.ctypes.data
+def clear(lanes, counts):
+    for j in range(3 * LANES):
+        lanes[j] = 0.0
+    for j in range(LANES):
+        counts[j] = 0
+
+
+@kernel
+def equal(x, y):
+    """Whether all pairs are equal numbers."""
+    different = 0
+    for i in range(x.size):
+        different += x[i] != y[i]
+    return different == 0
+
+
+@kernel
+def worst_of(x, y, start, row):
+    """The greatest error of a group that begins at `start`, and where it is."""
+    for i in range(x.size):
+        e = abs(F32(x[i] - y[i]))
+        if e > row[MAX]:
+            row[MAX], row[MAX_AT] = e, start + i
+
+
+@kernel
+def segment(x, y, lanes, counts, row):
+    """One segment into `row`, zeros on entry; `lanes` and `counts` are scratch."""
+    clear(lanes, counts)
     stop, best, where = x.size // GROUP * GROUP, F32(-1.0), 0
     for i in range(0, stop, GROUP):
-        top = group(a + 4 * i, b + 4 * i, c)
+        top = group(x.ctypes.data + 4 * i, y.ctypes.data + 4 * i, lanes.ctypes.data, counts.ctypes.data)
         if top > best:
             best, where = top, i
-    row[MAX] = max(best, F32(0.0))
-    if stop and not finish(acc, stop, row):
-        row[:] = 0.0
+    same = best == F32(0.0) and equal(x[:stop], y[:stop])
+    if stop and finish(lanes, counts, stop, same, row):
+        worst_of(x[where : where + GROUP], y[where : where + GROUP], where, row)
+    else:
         stop = 0
-    elif stop:
-        row[MAX_AT] = where + first_at(x, y, where, best)
     one_by_one(x, y, stop, row)
-
-
-@kernel
-def first_at(x, y, start, top):
-    """How far from `start` the first pair is that differs by `top`."""
-    for i in range(start, min(x.size, start + GROUP)):
-        if abs(F32(x[i] - y[i])) == top:
-            return i - start
-    return 0
 
 
 @kernel
 def pair_sums(x, y, rows):
     """All segments of two float32 arrays of one length; `rows` are float64 zeros on entry."""
-    acc = np.empty(SCRATCH, np.uint8)
+    lanes, counts = np.empty(3 * LANES, np.float64), np.empty(LANES, np.int32)
     for s in range(rows.shape[0]):
         a, b = s * SEGMENT, min(x.size, (s + 1) * SEGMENT)
-        segment(x[a:b], y[a:b], acc, rows[s])
+        segment(x[a:b], y[a:b], lanes, counts, rows[s])
         rows[s, MAX_AT] += a
 
 
@@ -175,14 +196,52 @@ def weigh(x, y, weights, start, row):
 
 
 @kernel
-def outside(x, low, high, size):
-    """How many values lie outside of the interval of their group; groups of `size` elements, NaN is inside."""
+def outside(x, low, high):
+    """How many values lie outside of an interval; NaN does not."""
     found = 0
-    for k in range(low.size):
-        a, z = low[k], high[k]
-        part = x[k * size : min(x.size, (k + 1) * size)]
-        n = 0
-        for i in range(part.size):
-            n += (part[i] < a) | (part[i] > z)
-        found += n
+    for i in range(x.size):
+        found += (x[i] < low) | (x[i] > high)
     return found
+
+
+@kernel
+def beyond(x, low, high, below, above):
+    """How many values lie further out than `below` and `above` of its width beyond their grid.
+
+    `low` and `high`: for each value the ends of the grid of its block, in either order.
+    """
+    found = 0
+    for i in range(x.size):
+        span = high[i] - low[i]
+        a, z = low[i] - below * span, high[i] + above * span
+        found += (x[i] < min(a, z)) | (x[i] > max(a, z))
+    return found
+
+
+@kernel
+def outside_runs(x, scale, limit, n, step):
+    """How many values lie beyond `limit` times the scale of their run of `step` in rows of `n`."""
+    runs, found = (n + step - 1) // step, 0
+    for r in range(x.size // n):
+        for k in range(runs):
+            top = scale[r * runs + k] * limit
+            part = x[r * n + k * step : r * n + min(n, (k + 1) * step)]
+            few = 0
+            for i in range(part.size):
+                few += abs(part[i]) > top
+            found += few
+    return found
+
+
+@kernel
+def alone(x, row):
+    """The row of values that stay as they are: equal pairs."""
+    total = np.zeros(LANES)
+    for i in range(x.size):
+        v = F64(x[i])
+        if np.isfinite(v):
+            total[i % LANES] += v * v
+    row[N] = x.size
+    for j in range(LANES):
+        row[X_SQUARES] += total[j]
+    row[Y_SQUARES] = row[X_SQUARES]

@@ -10,7 +10,6 @@ themselves (float64 throughout for float64 arrays), counts are exact, and all of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from math import inf, log10, nan, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,8 @@ class ErrorSums:
     ----------
     n
         Pairs that count.
-    squares, x_squares, y_squares, dot
-        Sums of (x - y)², x², y² and x y.
+    squares, x_squares, y_squares
+        Sums of (x - y)², x² and y².
     max_abs, max_at
         Greatest abs(x - y), to within float32's rounding, and the flat index of the first place that has it.
     zeroed
@@ -49,7 +48,6 @@ class ErrorSums:
     squares: float = 0.0
     x_squares: float = 0.0
     y_squares: float = 0.0
-    dot: float = 0.0
     max_abs: float = 0.0
     max_at: int = 0
     zeroed: int = 0
@@ -66,7 +64,6 @@ class ErrorSums:
             self.squares + other.squares,
             self.x_squares + other.x_squares,
             self.y_squares + other.y_squares,
-            self.dot + other.dot,
             worse.max_abs,
             worse.max_at,
             self.zeroed + other.zeroed,
@@ -75,6 +72,11 @@ class ErrorSums:
             self.weighted + other.weighted,
             self.weights + other.weights,
         )
+
+    @property
+    def dot(self) -> float:
+        """Sum of x y, which follows from the three sums of squares."""
+        return (self.x_squares + self.y_squares - self.squares) / 2
 
     @property
     def mse(self) -> float:
@@ -131,27 +133,27 @@ class ErrorSums:
 
 
 def from_rows(rows: NDArray[np.float64], start: int = 0) -> ErrorSums:
-    """The rows of `kernels.error`, in their order, as one; `start` is the flat index of the first pair."""
-    return reduce(ErrorSums.__add__, (_of_row([float(v) for v in row], start) for row in rows), ErrorSums())
+    """The rows of `kernels.error` added up in their order; `start` is the flat index of the first pair."""
+    import numpy as np
 
-
-def _of_row(row: list[float], start: int) -> ErrorSums:
     from ..kernels import error as k
 
-    squares, xs, ys = row[k.SQUARES], row[k.X_SQUARES], row[k.Y_SQUARES]
+    if not len(rows):
+        return ErrorSums()
+    total = np.add.reduce(rows, axis=0).tolist()  # along the outer axis: one row after the other
+    worst = int(rows[:, k.MAX].argmax())
     return ErrorSums(
-        int(row[k.N]),
-        squares,
-        xs,
-        ys,
-        (xs + ys - squares) / 2,
-        row[k.MAX],
-        start + int(row[k.MAX_AT]),
-        int(row[k.ZEROED]),
-        int(row[k.CLIPPED]),
-        int(row[k.NONFINITE]),
-        row[k.WEIGHTED],
-        row[k.WEIGHTS],
+        int(total[k.N]),
+        total[k.SQUARES],
+        total[k.X_SQUARES],
+        total[k.Y_SQUARES],
+        float(rows[worst, k.MAX]),
+        start + int(rows[worst, k.MAX_AT]),
+        int(total[k.ZEROED]),
+        int(total[k.CLIPPED]),
+        int(total[k.NONFINITE]),
+        total[k.WEIGHTED],
+        total[k.WEIGHTS],
     )
 
 

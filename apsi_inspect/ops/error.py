@@ -1,0 +1,290 @@
+"""`quant_error`: what quantizing would cost, tensor by tensor and format by format, without writing anything.
+
+Contract: each piece of a tensor is read once and tried in all formats while it is in the cache; the values it is
+compared with are those of a converted file, bit for bit. Memory stays bounded by a few pieces a thread, and the figures
+do not depend on how many threads or which executor there are. What `convert` would not store in the format gets no
+figure but a note. `tests/test_error.py` compares with gguf's and ml_dtypes' own quantizers in float64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..encodings.run import MAX_THREADS
+from ..errors import ModelFileError, ValueRefusedError, quote
+from ..kernels.error import COLUMNS
+from ..listing import glob
+from ..model import ModelFile, Tensor
+from .error_pieces import Job, measure, measure_spec, pieces
+from .error_sums import ErrorSums, from_rows
+from .error_table import ErrorRow, ErrorTable
+from .gguf import to_input
+from .leaves import identity
+from .open import open as open_model
+from .recode import ScaledMaker
+from .targets import Choice, choose, menu_of, parse_dtype
+from .tasks import run_tasks, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from ..encodings import Encoding
+    from .inputs import Input
+
+FORMATS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "mxfp4", "int8", "int4")  # what is measured by default
+
+
+class Format(NamedTuple):
+    """A format, and the container whose rules say which tensors get it."""
+
+    word: str
+    encoding: Encoding
+    container: str
+
+
+class Subject(NamedTuple):
+    """A tensor that is to be measured."""
+
+    source: Input
+    tensor: Tensor | None
+    nbytes: int
+    weights: NDArray[np.float32] | None
+
+
+def parse_format(word: str) -> Format:
+    """A format by the word that `convert` takes, in any case: ``"q4_k"``, ``"f16"``, ``"int8"``.
+
+    Raises
+    ------
+    ValueRefusedError
+        Not known, or one that cannot be made here.
+    """
+    blocks = [m for m in menu_of("gguf") if m not in menu_of("apsim")]
+    container = "gguf" if isinstance(word, str) and word.upper() in blocks else "apsim"
+    try:
+        encoding = parse_dtype(word, container)
+    except ValueRefusedError as exc:
+        known = ", ".join(m.lower() for m in [*blocks, *menu_of("apsim")])
+        raise ValueRefusedError(f"format {word!r:.40} is not known; known: {known}") from exc
+    return Format(encoding.name.lower(), encoding, container)
+
+
+def quant_error(
+    model_or_tensor: Any,
+    formats: str | Sequence[str] | None = None,
+    tensors: str | None = None,
+    sample: int | None = None,
+    *,
+    weights: Mapping[str, ArrayLike] | None = None,
+    executor: Executor | None = None,
+    progress: bool | None = None,
+) -> ErrorTable:
+    """What storing tensors in other formats would change.
+
+    Parameters
+    ----------
+    model_or_tensor
+        An opened model or a path; a Tensor; an array (NumPy, torch, jax), QTensor or pint Quantity; or a tree of them.
+        What is stored quantized is decoded first, so that errors are those of quantizing again.
+    formats
+        Words as `convert` takes them: ``"q8_0"``, ``"q4_k"``, ``"mxfp4"``, ``"f16"``, ``"f8_e4m3"``, ``"int4"``, …
+        (the formats of .apsim along the last axis, with their default blocks). None: q8_0, q6_k, q5_k, q4_k, q4_0,
+        mxfp4, int8 and int4.
+    tensors
+        Only the tensors whose name matches this glob.
+    sample
+        Measure only about so many elements of each tensor, in whole rows spread evenly over it; the result says so.
+    weights
+        Importance of the columns (an imatrix): tensor name -> a non-negative number for each element of the last axis,
+        or for each matrix of a stack of them. Gives `weighted_mse`; the quantizers do not use it.
+    executor
+        Any `concurrent.futures.Executor` (of processes or a cluster: over files only). None: threads of this process.
+    progress
+        True, False, or None: show a bar where more than 64 MiB are read.
+
+    Returns
+    -------
+    ErrorTable
+        `.frame` has a row for each tensor and format, `.totals` one for each format. An element is *clipped* where it
+        lies beyond the least or the greatest value that the codes of its block can stand for, with the scale (and
+        minimum) the block has, by more than half the distance between that value and its neighbour; for a plain float,
+        beyond its range by the same measure. *Zeroed* where it becomes 0 and was not. Values that are not finite leave
+        the row of a block format without figures, and `note` counts them.
+
+    Raises
+    ------
+    ValueRefusedError
+        A format or a glob that names nothing; weights that do not fit; with an executor, values that are in memory.
+    OSError, ModelFileError
+        As `open`.
+    """
+    if isinstance(model_or_tensor, (str, os.PathLike)):
+        with open_model(model_or_tensor) as opened:
+            return quant_error(opened, formats, tensors, sample, weights=weights, executor=executor, progress=progress)
+    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
+        raise ValueRefusedError(f"sample is {sample!r:.40}; a number of elements was expected")
+    words = FORMATS if formats is None else (formats,) if isinstance(formats, str) else tuple(formats)
+    wanted = list(dict.fromkeys(map(parse_format, words)))
+    if not wanted:
+        raise ValueRefusedError("no format was given")
+    subjects, title = _subjects(model_or_tensor, tensors, weights or {})
+    rows = _rows(subjects, wanted, sample, executor, progress)
+    return ErrorTable(rows, title, [f.word for f in wanted], sample)
+
+
+def _subjects(x: Any, pattern: str | None, weights: Mapping[str, ArrayLike]) -> tuple[list[Subject], str]:
+    """The tensors, by name and in order, and what they are of."""
+    title, leaves = "", {}
+    if isinstance(x, ModelFile):
+        incomplete = next((f for f in x.findings if f.code == "incomplete"), None)
+        if incomplete is not None:
+            raise ModelFileError(x.path, incomplete.message, hint="all parts are needed to measure it")
+        aside = {name for affine in x.affine.values() for name in affine.companions}
+        title, leaves = x.path, {name: x[name] for name in x.columns.names if name not in aside}
+    elif isinstance(x, Tensor):
+        title, leaves = x.name, {x.name: x}
+    elif isinstance(x, (Mapping, list, tuple)):
+        from ..tree_write import flatten
+
+        flat = flatten(x, identity)
+        title, leaves = "parameters", dict(flat.leaves)
+    else:
+        title, leaves = "array", {"array": x}
+    if pattern is not None:
+        match = glob(pattern)
+        leaves = {name: leaf for name, leaf in leaves.items() if match(name)}
+        if not leaves:
+            raise ValueRefusedError(f"no tensor matches {quote(pattern)}")
+    unknown = [name for name in weights if name not in leaves] if pattern is None else []
+    if unknown:
+        raise ValueRefusedError(f"weights are given for {quote(unknown[0])}, which is no tensor here")
+    return [_subject(name, leaf, weights.get(name)) for name, leaf in leaves.items()], title
+
+
+def _subject(name: str, leaf: Any, weights: ArrayLike | None) -> Subject:
+    source, _, nbytes = to_input(name, leaf, name)
+    given = None
+    if weights is not None:
+        given = np.ascontiguousarray(weights, np.float32).reshape(-1)
+        shape = source.shape or (1,)
+        if given.size not in (shape[-1], prod(shape[:-2]) * shape[-1]) or not (given >= 0).all():
+            raise ValueRefusedError(
+                f"tensor {quote(name)}: weights are one number from 0 on for each of its {shape[-1]} columns"
+                f" (or for those of each matrix), got {given.size}"
+            )
+        given.flags.writeable = False
+    return Subject(source, leaf if isinstance(leaf, Tensor) else None, nbytes, given)
+
+
+def _choice(subject: Subject, fmt: Format) -> Choice:
+    s = subject.source
+    return choose(s.name, s.encoding, s.shape, fmt.container, fmt.encoding)
+
+
+def _measured(fmt: Format, choice: Choice) -> bool:
+    return choice.encoding == fmt.encoding
+
+
+def _unchanged(subject: Subject, choice: Choice) -> bool:
+    """Whether the values stay as they are, so that nothing need be tried."""
+    affine = subject.tensor is not None and subject.tensor.affine is not None
+    return choice.action in ("kept", "exact", "expanded") and (choice.action != "kept" or not affine)
+
+
+def _stored(subject: Subject, choice: Choice) -> int:
+    """Bytes in the format, scales included."""
+    s, numel = subject.source, prod(subject.source.shape)
+    if choice.encoding == s.encoding:
+        return subject.nbytes
+    if choice.encoding.kind == "scaled":
+        made = ScaledMaker(s, choice.encoding.name, None)
+        return prod(made.code_shape) + 4 * prod(made.scale_shape)
+    return -(-numel * choice.encoding.block_bytes // choice.encoding.block_size)
+
+
+def _job(subject: Subject, wanted: list[Format], sample: int | None) -> Job:
+    choices = [(f, _choice(subject, f)) for f in wanted]
+    trials = tuple((f.encoding, _unchanged(subject, c)) for f, c in choices if _measured(f, c))
+    return Job(trials, subject.weights, sample)
+
+
+def _rows(
+    subjects: list[Subject], wanted: list[Format], sample: int | None, executor: Executor | None, progress: bool | None
+) -> list[ErrorRow]:
+    jobs = [_job(s, wanted, sample) for s in subjects]
+    total = sum(s.nbytes for s, job in zip(subjects, jobs, strict=True) if job.trials)
+    shown = total > 64 << 20 if progress is None else progress
+    from tqdm.auto import tqdm
+
+    found: list[ErrorRow] = []
+    with tqdm(total=total, unit="B", unit_scale=True, desc="quant_error", disable=not shown, leave=False) as bar:
+        for i, sums in _all_sums(subjects, jobs, executor):
+            found += _rows_of(subjects[i], wanted, sums)
+            bar.update(subjects[i].nbytes if jobs[i].trials else 0)
+    return found
+
+
+def _all_sums(
+    subjects: list[Subject], jobs: list[Job], executor: Executor | None
+) -> Iterator[tuple[int, list[ErrorSums]]]:
+    """For each tensor in order: the sums of each format that is tried."""
+    near = executor is None or isinstance(executor, ThreadPoolExecutor)
+    parts = [pieces(s.source, job) for s, job in zip(subjects, jobs, strict=True)]
+    place = [(i, part) for i, cut in enumerate(parts) for part in cut]
+    threads = min(os.cpu_count() or 1, MAX_THREADS, max(len(place), 1))
+    function: Callable[..., Any] = measure if near else measure_spec
+    given = [s.source if near else _spec(s) if cut else None for s, cut in zip(subjects, parts, strict=True)]
+    tasks = ((given[i], jobs[i], part) for i, part in place)
+    pool = ThreadPoolExecutor(threads) if executor is None and threads > 1 else None
+    with pool or nullcontext():
+        results = run_tasks(function, tasks, executor or pool)
+        for i, job in enumerate(jobs):
+            rows = [next(results) for _ in parts[i]]
+            all_rows = np.concatenate(rows, axis=1) if rows else np.zeros((len(job.trials), 0, COLUMNS))
+            yield i, [from_rows(r) for r in all_rows]
+
+
+def _spec(subject: Subject) -> Any:
+    if subject.tensor is None:
+        raise ValueRefusedError(
+            f"{quote(subject.source.name)} is in memory, where no other process reads it; save it, or leave out the"
+            " executor"
+        )
+    return spec_of(subject.tensor)
+
+
+def _rows_of(subject: Subject, wanted: list[Format], sums: list[ErrorSums]) -> list[ErrorRow]:
+    """The rows of a tensor; `sums` of the formats it can take."""
+    source, given = subject.source, iter(sums)
+    numel = prod(source.shape)
+    out = []
+    for fmt in wanted:
+        choice = _choice(subject, fmt)
+        found = next(given) if _measured(fmt, choice) else None
+        note = _note(subject, fmt, choice, found)
+        out.append(ErrorRow(source.name, fmt.word, numel, found, _stored(subject, choice), note))
+    return out
+
+
+def _note(subject: Subject, fmt: Format, choice: Choice, found: ErrorSums | None) -> str:
+    name = choice.encoding.name.lower()
+    if found is None:
+        stays = choice.encoding == subject.source.encoding
+        reason = choice.reason or f"it is no float but {subject.source.encoding.name}"
+        return f"convert {'keeps' if stays else 'stores'} it {'as' if stays else 'in'} {name}: {reason}"
+    if found.nonfinite:
+        return f"{found.nonfinite} values are not finite, or not in {name}"
+    return f"is stored in {name}" if _unchanged(subject, choice) and choice.action == "kept" else ""
+
+
+__all__ = ["FORMATS", "ErrorTable", "parse_format", "quant_error"]

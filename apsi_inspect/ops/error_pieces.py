@@ -1,0 +1,175 @@
+"""Pieces of tensors, and what is done with each: read, tried in every format, reduced to rows of sums.
+
+Contract: `pieces` cuts a tensor the same way whatever the number of threads or processes; `measure` gives the rows of
+one piece, and `measure_spec` the same in another process. `tests/test_error.py` enforces this.
+"""
+
+from __future__ import annotations
+
+from math import lcm, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..kernels.error import COLUMNS, MAX_AT, SEGMENT
+from .inputs import SCRATCH, FileInput, ScaledInput, input_of
+from .tasks import tensor_of
+from .trials import piece_of, trial_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ..encodings import Encoding
+    from .inputs import Input
+    from .tasks import TensorSpec
+
+_UNIT = 1 << 14  # elements: of longer rows, a sample takes parts
+_BLOCKS = 256  # a whole number of blocks of every type
+
+
+class Job(NamedTuple):
+    """What is to be tried on a tensor.
+
+    Attributes
+    ----------
+    trials
+        Encodings, and whether each leaves the values as they are.
+    weights
+        Of the columns, or of the columns of each matrix.
+    sample
+        About how many elements; None: all.
+    """
+
+    trials: tuple[tuple[Encoding, bool], ...]
+    weights: NDArray[np.float32] | None
+    sample: int | None
+
+
+class Part(NamedTuple):
+    """A piece of a tensor.
+
+    Attributes
+    ----------
+    spans
+        Element ranges: one, which is cut into steps, or the sampled ones.
+    step
+        Elements that are tried at a time.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    step: int
+    sampled: bool = False
+
+
+def pieces(source: Input, job: Job) -> list[Part]:
+    """The pieces of a tensor, in order."""
+    numel = prod(source.shape)
+    if not numel or not job.trials:
+        return []
+    row = source.shape[-1] if source.shape else 1
+    rows = isinstance(source, ScaledInput) or any(e.kind == "scaled" for e, _ in job.trials)
+    packed = [e.block_size for e, _ in job.trials if not e.is_block and e.kind != "scaled"]
+    own = [] if isinstance(source, ScaledInput) else [source.encoding.block_size]
+    unit = lcm(row, *packed, *own) if rows or row <= SEGMENT else _BLOCKS
+    step = max(SEGMENT // unit, 1) * unit
+    cuts = source.cuts(row if isinstance(source, ScaledInput) else step)
+    if job.sample is None or job.sample >= numel:
+        return [Part((cut,), step) for cut in cuts]
+    if isinstance(source, ScaledInput) and source._across:  # its scales serve whole boxes
+        return [Part((cut,), step) for cut in _spread(cuts, max(1, len(cuts) * job.sample // numel))]
+    unit = unit if rows or unit <= _UNIT else lcm(_BLOCKS, *packed, *own)
+    spans = [(a, min(a + unit, numel)) for a in range(0, numel, unit)] if numel // unit < 1 << 20 else None
+    chosen = _spread(spans or range(0, numel, unit), max(1, job.sample // unit))
+    ranges = [s if isinstance(s, tuple) else (s, min(s + unit, numel)) for s in chosen]
+    many = max(step // unit, 1)
+    return [Part(tuple(ranges[i : i + many]), step, True) for i in range(0, len(ranges), many)]
+
+
+def _spread(items: Any, count: int) -> list[Any]:
+    """`count` of the items, evenly spaced."""
+    n = len(items)
+    return list(items) if count >= n else [items[i * n // count] for i in range(count)]
+
+
+def measure(source: Input, job: Job, part: Part) -> NDArray[np.float64]:
+    """Rows of partial results: an array (formats, segments, columns of `kernels.error`)."""
+    row = source.shape[-1] if source.shape else 1
+    trials = [trial_of(encoding, row, kept) for encoding, kept in job.trials]
+    out = []
+    for values, first in _values(source, part):
+        piece = piece_of(values, *_weights(source.shape, job.weights, part, first, values.size))
+        rows = np.zeros((len(trials), -(-values.size // SEGMENT), COLUMNS))
+        for trial, lines in zip(trials, rows, strict=True):
+            trial(piece, lines)
+        rows[:, :, MAX_AT] = _places(part, first, rows[:, :, MAX_AT])
+        out.append(rows)
+    return np.concatenate(out, axis=1)
+
+
+def measure_spec(spec: TensorSpec, job: Job, part: Part) -> NDArray[np.float64]:
+    """The same for a tensor of a file, in any process."""
+    return measure(input_of(tensor_of(spec)), job, part)
+
+
+def _values(source: Input, part: Part) -> Iterator[tuple[NDArray[Any], int]]:
+    """What is tried at a time, and the index of its first element; of a sample all of it at once."""
+    if part.sampled:
+        yield _gathered(source, part), part.spans[0][0]
+        return
+    ((a, b),) = part.spans
+    if isinstance(source, ScaledInput):
+        values = source.read(a, b)
+        for i in range(0, b - a, part.step):
+            yield values[i : i + part.step], a + i
+        return
+    for i in range(a, b, part.step):
+        yield _read(source, i, min(b, i + part.step)), i
+
+
+def _read(source: Input, a: int, b: int) -> NDArray[Any]:
+    if isinstance(source, FileInput) and source.direct == "F32":
+        return source.stored(a, b).view(np.float32)
+    return source.read(a, b)
+
+
+def _gathered(source: Input, part: Part) -> NDArray[Any]:
+    n, done = sum(b - a for a, b in part.spans), 0
+    out: NDArray[Any] | None = None
+    for a, b in part.spans:
+        values = _read(source, a, b)
+        if out is None:
+            out = SCRATCH.bytes("sample", n * values.itemsize).view(values.dtype)
+        out[done : done + b - a] = values
+        done += b - a
+    assert out is not None
+    return out
+
+
+def _places(part: Part, first: int, at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Indices in the piece as indices in the tensor."""
+    if not part.sampled:
+        return at + first
+    length = part.spans[0][1] - part.spans[0][0]
+    which = at.astype(np.int64) // length
+    starts = np.array([a for a, _ in part.spans])
+    return starts[which] + at % length
+
+
+def _weights(
+    shape: tuple[int, ...], weights: NDArray[np.float32] | None, part: Part, first: int, count: int
+) -> tuple[NDArray[np.float32] | None, int]:
+    """Weights that repeat over a piece, and where it begins among them."""
+    if weights is None:
+        return None, 0
+    row = shape[-1] if shape else 1
+    if weights.size == row and not part.sampled:
+        return weights, first % row
+    places = (
+        np.concatenate([np.arange(a, b) for a, b in part.spans]) if part.sampled else np.arange(first, first + count)
+    )
+    matrix = prod(shape[-2:])
+    chosen = weights[places % row if weights.size == row else places // matrix * row + places % row]
+    chosen.flags.writeable = False
+    return chosen, 0

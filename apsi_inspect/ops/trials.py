@@ -1,0 +1,225 @@
+"""One format tried on a piece of a tensor: quantized, read back and compared while it is in the cache.
+
+Contract: a trial fills rows of partial results (`kernels.error`) for a piece of float32 values, a whole number of the
+format's blocks (of whole rows for the formats of .apsim). The values it compares with are those that decoding a
+converted file would give, bit for bit. Nothing larger than the piece is made, in buffers that each thread uses again.
+`tests/test_error.py` enforces this.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..encodings.encode import encode, holds_nonfinite
+from ..encodings.round_trip import CLIP, LIMITS, decoder, encoder
+from ..encodings.run import kernel
+from ..kernels import error as k
+from ..kernels._jit import vectors_pay
+from .inputs import SCRATCH
+from .recode import _block as default_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ..encodings import Encoding
+
+    Trial = Callable[["Piece", NDArray[np.float64]], None]
+
+FUSED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # what `kernels.error_blocks` has
+_NO_GRID_END = ("F32", "F64")
+
+
+class Piece(NamedTuple):
+    """Consecutive values of a tensor, flat.
+
+    Attributes
+    ----------
+    values
+        float32, read-only, aligned.
+    original
+        The same where float32 holds them, else float64.
+    bad
+        How many are not finite as float32.
+    weights
+        The weights of the columns, or None.
+    first
+        Where among the columns the piece begins.
+    """
+
+    values: NDArray[np.float32]
+    original: NDArray[Any]
+    bad: int
+    weights: NDArray[np.float32] | None = None
+    first: int = 0
+
+
+def piece_of(values: NDArray[Any], weights: NDArray[np.float32] | None = None, first: int = 0) -> Piece:
+    """A piece from what an input reads."""
+    if values.dtype == np.float32:
+        narrow = values.view()
+    else:
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32)
+    narrow.flags.writeable = False
+    count: Callable[..., Any] = kernel("encode_floats:count_nonfinite")
+    bad = int(count(narrow, 0, narrow.size))
+    original: NDArray[Any] = narrow
+    if values.dtype != np.float32:
+        original = values.astype(np.float64, copy=False)
+        original.flags.writeable = False
+    return Piece(narrow, original, bad, weights, first)
+
+
+def _compare(piece: Piece, approximation: NDArray[np.float32], rows: NDArray[np.float64]) -> None:
+    y = approximation.view()
+    y.flags.writeable = False
+    x = piece.original
+    (k.pair_sums if x.dtype == np.float32 else k.wide_sums)(x, y, rows)
+    if piece.weights is not None:
+        for i, row in enumerate(rows):
+            a, b = i * k.SEGMENT, (i + 1) * k.SEGMENT
+            k.weigh(x[a:b], y[a:b], piece.weights, piece.first + a, row)
+
+
+def _refused(piece: Piece, rows: NDArray[np.float64]) -> bool:
+    """Whether the piece has values that no block can hold; they are counted."""
+    rows[0, k.NONFINITE] = piece.bad
+    return bool(piece.bad)
+
+
+def _given(use: str, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A buffer to write, and the same to read."""
+    buffer = SCRATCH.bytes(use, nbytes)
+    view = buffer.view()
+    view.flags.writeable = False
+    return buffer, view
+
+
+def _block(encoding: Encoding) -> Trial:
+    into, back, size, nbytes = encoder(encoding), decoder(encoding), encoding.block_size, encoding.block_bytes
+    grid = CLIP[encoding.name]
+    fused = None
+    if encoding.name in FUSED and vectors_pay():
+        fused = getattr(import_module("..kernels.error_blocks", __package__), f"error_{encoding.name.lower()}")
+
+    def separate(piece: Piece, rows: NDArray[np.float64]) -> None:
+        x = piece.values
+        blocks = x.size // size
+        raw, given = _given("trial", blocks * nbytes)
+        into(x, raw, 0, blocks)
+        y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
+        back(given, y, 0, blocks)
+        _compare(piece, y, rows)
+        ends = []
+        for use, code in (("low", grid.lowest), ("high", grid.highest)):
+            for codes in grid.codes:
+                raw.reshape(blocks, nbytes)[:, codes] = code
+            end = SCRATCH.bytes(use, 4 * x.size).view(np.float32)
+            back(given, end, 0, blocks)
+            ends.append(end)
+        rows[0, k.CLIPPED] = k.beyond(x, *ends, grid.below, grid.above)
+
+    def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
+        if _refused(piece, rows):
+            return
+        x = piece.values
+        whole = fused is not None and piece.weights is None and piece.original.dtype == np.float32
+        if whole and x.size % k.GROUP == 0 and fused is not None and fused(x, rows) == len(rows):
+            return
+        rows[:] = 0
+        separate(piece, rows)
+
+    return trial
+
+
+def _plain(encoding: Encoding) -> Trial:
+    """A float: what does not fit becomes infinite, NaN or the greatest number, as `convert` has it."""
+    name = encoding.name
+    limit = np.float32(LIMITS.get(name, np.inf))
+    strict, size, nbytes = not holds_nonfinite(encoding), encoding.block_size, encoding.block_bytes
+
+    def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
+        x = piece.values
+        if strict and _refused(piece, rows):
+            return
+        if name in _NO_GRID_END:
+            y = piece.values if name == "F32" else piece.original
+        elif name == "F16" and piece.original.dtype == np.float64:
+            y = encode(encoding, piece.original, threads=1).view(np.float16).astype(np.float32)
+        else:
+            blocks = x.size // size
+            raw, given = _given("trial", blocks * nbytes)
+            encoder(encoding)(x, raw, 0, blocks)
+            y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
+            decoder(encoding)(given, y, 0, blocks)
+        _compare(piece, y, rows)
+        if np.isfinite(limit):
+            rows[0, k.CLIPPED] = k.outside(x, -limit, limit)
+
+    return trial
+
+
+def _scaled(encoding: Encoding, row: int) -> Trial:
+    """Codes with scales along rows of the last axis."""
+    from ..kernels.codes import KINDS as CODES
+    from ..kernels.encode_scaled import KINDS, encode_runs
+    from ..kernels.formats import value_table
+    from ..kernels.scaled import decode_none
+
+    fmt = encoding.name
+    kind = [name for name, _ in KINDS].index(fmt)
+    code = _CODES[fmt]
+    table, code_kind = value_table(code), CODES.index(code)
+    block = default_block(fmt, None)
+    step = row if block is None else min(block, row)
+    runs, limit = -(-row // step), np.float32(LIMITS[fmt])
+
+    def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
+        if _refused(piece, rows):
+            return
+        x = piece.values
+        lines = x.size // row
+        codes, given = _given("trial", x.size)
+        scale, scales = (b.view(np.float32) for b in _given("trial scales", 4 * lines * runs))
+        encode_runs(x, codes, scale, kind, row, step, False, 0, lines)
+        y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
+        matrix = scales.reshape(lines, runs)
+        decode_none(given, y.reshape(lines, row), 0, lines, table, code_kind, matrix, step, 1, 1, 1)
+        _compare(piece, y, rows)
+        rows[0, k.CLIPPED] = k.outside_runs(x, scales, limit, row, step)
+
+    return trial
+
+
+_CODES = {
+    "int8": "int8",
+    "int4": "int4",
+    "fp8": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "fp6": "float6_e2m3fn",
+    "fp6_e3m2": "float6_e3m2fn",
+    "fp4": "float4_e2m1fn",
+}
+
+
+def _kept(piece: Piece, rows: NDArray[np.float64]) -> None:
+    """No change: only the sums of the values themselves."""
+    for i, line in enumerate(rows):
+        x = piece.original[i * k.SEGMENT : (i + 1) * k.SEGMENT]
+        k.alone(x, line)
+
+
+@cache
+def trial_of(encoding: Encoding, row: int, kept: bool) -> Trial:
+    """What tries an encoding on pieces of a tensor whose last axis has `row` elements; `kept`: it is what is stored."""
+    if kept:
+        return _kept
+    if encoding.kind == "scaled":
+        return _scaled(encoding, row)
+    return _block(encoding) if encoding.is_block else _plain(encoding)
