@@ -31,6 +31,8 @@ from .model import ModelFile as ModelFile
 from .model import Tensor as Tensor
 from .notebook.audit import audit as audit
 from .ops.changes import ConversionReport as ConversionReport
+from .ops.compare import compare as compare
+from .ops.comparison import Comparison as Comparison
 from .ops.convert import convert as convert
 from .ops.gguf import load_gguf as load_gguf
 from .ops.gguf import save_gguf as save_gguf
@@ -43,6 +45,8 @@ from .ops.load import load_model as load_model
 from .ops.load import load_safetensors as load_safetensors
 from .ops.onnx import onnx_model as onnx_model
 from .ops.open import open as open
+from .ops.plan import plan as plan
+from .ops.plan_report import Plan as Plan
 from .ops.quantize import (
     bf16 as bf16,
 )

@@ -18,7 +18,9 @@ from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.numpy import load_file, save_file
 
 import apsi_inspect as ai
+from apsi_inspect.cli import main
 from apsi_inspect.errors import ModelFileError, ValueRefusedError
+from apsi_inspect.ops.error import quant_error
 from apsi_inspect.ops.plan import plan
 from apsi_inspect.ops.plan_report import Plan
 from apsi_inspect.parts import to_html, to_text
@@ -381,3 +383,149 @@ def test_llama_quantize(tmp_path: Path) -> None:
     assert "--allow-requantize" not in arguments
     with pytest.raises(ValueRefusedError, match="takes a GGUF model to GGUF"):
         plan(REAL, bpw=9, formats=FORMATS, errors=measured(load_file(REAL))).to_llama_quantize()
+
+
+def test_measured_here_as_by_gguf(errors: Any) -> None:
+    for bpw in (7, 8, 9):
+        here, theirs = plan(REAL, bpw=bpw, formats=FORMATS), plan(REAL, bpw=bpw, formats=FORMATS, errors=errors)
+        assert [r.chosen for r in here.rows] == [r.chosen for r in theirs.rows]
+        assert here.error == pytest.approx(theirs.error, rel=1e-5)
+    table = quant_error(REAL, FORMATS)
+    assert plan(REAL, bpw=8, formats=FORMATS, errors=table).error == pytest.approx(
+        plan(REAL, bpw=8, formats=FORMATS).error
+    )
+
+
+def test_every_default_format_of_a_language_model(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    tensors = {
+        f"blk.{i}.{n}.weight": (rng.standard_normal(s) * 1.7 ** (i % 4) * rng.random(s[-1])).astype(np.float32)
+        for i in range(4)
+        for n, s in (("attn_q", (64, 256)), ("ffn_up", (192, 256)), ("ffn_down", (256, 512)))
+    }
+    tensors["token_embd.weight"] = rng.standard_normal((500, 256)).astype(np.float32)
+    tensors["output_norm.weight"] = np.ones(256, np.float32)
+    save_file(tensors, tmp_path / "m.safetensors")
+    src, dst = tmp_path / "m.gguf", tmp_path / "q.gguf"
+    ai.convert(tmp_path / "m.safetensors", src, architecture="llama")
+    table = quant_error(src, ("q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k"))
+    for fmt in ("q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k"):
+        ai.convert(src, dst, fmt, force=True)
+        limit = sum(t.n_bytes for t in GGUFReader(dst).tensors)
+        uniform = total_error(tensors, dst)
+        p = plan(src, limit, errors=table)
+        assert p.formats == ("q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")
+        size = p.file_size(dst)
+        report = ai.convert(src, dst, plan=p, force=True)
+        assert report.size_after == size == dst.stat().st_size
+        assert sum(t.n_bytes for t in GGUFReader(dst).tensors) == p.nbytes <= limit
+        found = total_error(tensors, dst)
+        assert found == pytest.approx(p.error, rel=1e-5)
+        assert found <= uniform * (1 + 1e-6)
+        assert p.optimal
+
+
+def test_apsim(real: dict[str, np.ndarray], tmp_path: Path) -> None:
+    dst = tmp_path / "m.apsim"
+    for bpw in (6, 7.5, 9):
+        p = plan(REAL, bpw=bpw, container="apsim")
+        assert p.formats == ("int8", "fp8", "fp6", "int4", "fp4")
+        size = p.file_size(dst)
+        ai.convert(REAL, dst, plan=p, force=True)
+        with ai.open(dst) as m:
+            assert {n: (m[n].encoding, m[n].nbytes) for n in m} == {r.name: (r.chosen, r.nbytes) for r in p.rows}
+            values = {n: m[n].numpy().astype(np.float64) for n in m}
+        assert size == dst.stat().st_size
+        assert p.error == pytest.approx(sum(float(((values[n] - x) ** 2).sum()) for n, x in real.items()), rel=1e-5)
+    again = plan(dst, p.nbytes - 2000)  # an .apsim model is planned for .apsim
+    assert again.container == "apsim"
+    ai.convert(dst, tmp_path / "n.apsim", plan=again)
+    with ai.open(tmp_path / "n.apsim") as m:
+        assert sum(m[n].nbytes for n in m) == again.nbytes
+
+
+def test_safetensors(real: dict[str, np.ndarray], tmp_path: Path) -> None:
+    p = plan(REAL, bpw=12, container="safetensors", formats=["f8_e4m3", "bf16", "f16"])
+    dst = tmp_path / "m.safetensors"
+    size = p.file_size(dst)
+    ai.convert(REAL, dst, plan=p)
+    assert size == dst.stat().st_size
+    with ai.open(dst) as m:
+        assert sum(m[n].nbytes for n in m) == p.nbytes
+
+
+def test_an_importance_matrix_is_measured(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    tensors = {f"blk.{i}.w.weight": rng.standard_normal((3, 16, 64)).astype(np.float32) for i in range(2)}
+    tensors["output.weight"] = rng.standard_normal((8, 64)).astype(np.float32)
+    save_file(tensors, tmp_path / "m.safetensors")
+    sums = {n: (rng.random((3, 64)) ** 4).astype(np.float32) for n in ("blk.0.w.weight", "blk.1.w.weight")}
+    matrix = write_imatrix(tmp_path / "i.gguf", {n: (w, np.array([2, 4, 8])) for n, w in sums.items()})
+    p = plan(tmp_path / "m.safetensors", bpw=6, formats=["q8_0", "q4_0"], weights=matrix)
+    means = {n: w / np.float32([[2], [4], [8]]) for n, w in sums.items()}
+    mean = np.mean([w.mean(dtype=np.float64) for w in means.values()])
+    for r in p.rows:
+        x = tensors[r.name]
+        w = means[r.name][:, None, :] if r.name in means else mean
+        squares = (x.astype(np.float64) - approximated(x, r.chosen.lower())) ** 2
+        assert r.error == pytest.approx((squares * w).sum(), rel=1e-5)
+
+
+def test_values_that_no_format_holds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    tensors = {name: rng.standard_normal((4, 32)).astype(np.float32) for name in ("a.weight", "b.weight")}
+    tensors["a.weight"][1, 1] = np.nan
+    save_file(tensors, tmp_path / "m.safetensors")
+    with pytest.raises(ValueRefusedError, match=r"tensor 'a\.weight': no format here can hold its values"):
+        plan(tmp_path / "m.safetensors", bpw=6, formats=["q8_0", "q4_0"])
+    p = plan(tmp_path / "m.safetensors", bpw=20.25, formats=["q8_0", "q4_0"], keep=["a.weight"])
+    assert [r.chosen for r in p.rows] == ["F32", "Q8_0"]
+
+
+def test_a_sample_is_said() -> None:
+    p = plan(REAL, bpw=8, formats=FORMATS, sample=1024)
+    assert p.sampled == 1024
+    assert "errors are estimates from 1024 values of each tensor" in str(p)
+
+
+def test_shell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved, dst = tmp_path / "plan.json", tmp_path / "m.gguf"
+    base = ["model", "plan", REAL, "--formats", "q8_0,q5_0,q4_0"]
+    assert main([*base, "--bpw", "8", "--keep", "head.queries", "--save", str(saved), "--json"]) == 0
+    p = Plan.load(saved)
+    assert json.loads(capsys.readouterr().out) == p.to_dict()
+    assert p == plan(REAL, bpw=8, formats=["q8_0", "q5_0", "q4_0"], keep=["head.queries"])
+    assert main([*base, "--target", str(p.target), "--keep", "head.queries", "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert str(p.nbytes) in shown
+    assert all(r.name in shown for r in p.rows)
+    assert main(["model", "convert", REAL, str(dst), "--plan", str(saved)]) == 0
+    assert sum(t.n_bytes for t in GGUFReader(dst).tensors) == p.nbytes
+    capsys.readouterr()
+    assert main(["model", "plan", str(dst), "--bpw", "7", "--llama-quantize"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("llama-quantize --allow-requantize --tensor-type '^")
+    assert shown.endswith(f" {dst} planned.gguf Q4_0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--bpw", "1"], 2, "below the smallest possible size"),
+        (["--target", "1 apple"], 2, "size '1 apple' is not like"),
+        (["--bpw", "8", "--keep", "nothing=q8_0"], 2, "keep rule 'nothing' matches no tensor name"),
+        (["--bpw", "8", "--imatrix", "missing.gguf"], 3, "missing.gguf: No such file"),
+        (["--bpw", "8", "--save", REAL], 2, "is there already; --force replaces it"),
+        (["--bpw", "8", "--llama-quantize"], 2, "takes a GGUF model to GGUF"),
+    ],
+)
+def test_shell_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str) -> None:
+    assert main(["model", "plan", REAL, "--formats", "q8_0,q4_0", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_public_names() -> None:
+    assert ai.plan is plan
+    assert ai.Plan is Plan

@@ -22,7 +22,7 @@ EXIT_UNREADABLE, EXIT_INTERRUPTED = 3, 130
 
 
 # modules of `apsi model VERB` and of `apsi COMMAND`, in the order of the help
-VERBS = ("info", "stats", "verify", "scan", "convert")
+VERBS = ("info", "stats", "verify", "scan", "convert", "compare", "plan")
 COMMANDS = ("hardware", "run", "audit", "key", "samples", "warm")
 
 

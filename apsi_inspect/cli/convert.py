@@ -35,6 +35,7 @@ def add_parser(verbs: Any) -> None:
         "--tensor-type", action="append", default=[], metavar="PATTERN=TYPE", dest="rules",
         help="an exception to --dtype, e.g. 'blk.*.attn_v.weight=q6_k'; the last one that matches counts",
     )  # fmt: skip
+    p.add_argument("--plan", metavar="FILE", help="instead of both: the encodings that `apsi model plan --save` chose")
     p.add_argument(
         "--block", type=lambda s: int(s) if s.isdecimal() else s, metavar="N",
         help="for .apsim formats: elements of a block, or 'axis': a row (default: a row for 8 bits, else 32)",
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueRefusedError("--source-key and --source-key-file: give one of them")
         planned = prepared(
             args.src, args.dst, args.dtype, args.shard, key_of(args), source_key=_source_key(args),
-            tensor_types=args.rules, block=args.block, architecture=args.architecture, alignment=args.alignment,
-            force=args.force, threads=args.threads,
+            tensor_types=args.rules, plan=args.plan, block=args.block, architecture=args.architecture,
+            alignment=args.alignment, force=args.force, threads=args.threads,
         )  # fmt: skip
         with planned as conversion:
             return _write(conversion, args)

@@ -73,10 +73,11 @@ def errors_of(
     if missing:
         from .error import quant_error
 
+        columns = _columns(menus, weights)
         for names, tensors in missing.items():
             table = quant_error(
-                model, [n.lower() for n in names], tensors, sample, weights=_columns(menus, weights), executor=executor,
-                progress=progress,
+                {name: model[name] for name in tensors}, [n.lower() for n in names], sample=sample, executor=executor,
+                weights={n: columns[n] for n in tensors if n in columns}, progress=progress,
             )  # fmt: skip
             known |= _lookup(table, {m.name: m for m in menus})
     return [_errors(menu, known, scales.get(menu.name)) for menu in menus]
@@ -102,9 +103,9 @@ def _scales(menus: Sequence[Menu], weights: Imatrix | None) -> dict[str, tuple[f
     return {m.name: (own.get(m.name, mean), m.name in own) for m in menus}
 
 
-def _columns(menus: Sequence[Menu], weights: Imatrix | None) -> Mapping[str, NDArray[np.float32]] | None:
+def _columns(menus: Sequence[Menu], weights: Imatrix | None) -> dict[str, NDArray[np.float32]]:
     if weights is None:
-        return None
+        return {}
     found = {m.name: weights.columns(m.name, m.shape) for m in menus}
     return {name: w for name, w in found.items() if w is not None}
 
