@@ -18,6 +18,7 @@ from .base import Format, first_duplicate, is_remote, join_columns, load_json, o
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..source import ByteSource
@@ -250,6 +251,11 @@ def listed_shards(metadata: dict[str, Any], file: str) -> dict[str, dict[str, An
     return dict(zip(names, rows, strict=True))
 
 
+def which_shard(meta: Mapping[str, str]) -> str:
+    """What an .apsim file's metadata says of its place among shards, for messages."""
+    return f"is shard {quote(meta['shard'])}" if "shard" in meta else "is a checkpoint of its own"
+
+
 def _apsim_shard(
     index: ByteSource, shard: str, row: dict[str, Any], number: int, count: int
 ) -> tuple[ModelFile, list[str]]:
@@ -262,7 +268,7 @@ def _apsim_shard(
     if meta.get("shard") != f"{number}/{count}":
         raise ModelFileError(
             source.name,
-            f"is shard {quote(str(meta.get('shard')))}, the index wants {number}/{count} (shards are mixed)",
+            f"{which_shard(meta)}, the index wants shard {number}/{count} (shards are mixed)",
         )
     for key in ("sha256", "meta_sha256"):
         if meta.get(key) != row[key]:
