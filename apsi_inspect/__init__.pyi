@@ -34,6 +34,8 @@ from .ops.changes import ConversionReport as ConversionReport
 from .ops.compare import compare as compare
 from .ops.comparison import Comparison as Comparison
 from .ops.convert import convert as convert
+from .ops.error import quant_error as quant_error
+from .ops.error_table import ErrorTable as ErrorTable
 from .ops.gguf import load_gguf as load_gguf
 from .ops.gguf import save_gguf as save_gguf
 from .ops.hardware import hardware_plan as hardware_plan

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -437,6 +440,28 @@ def test_nothing_to_measure() -> None:
     assert np.isnan(table.frame["mse"]).all()
     assert "q8_0" in str(table)
     assert len(quant_error({}, "q8_0").frame) == 0
+
+
+@pytest.mark.slow
+def test_warm_leaves_nothing_to_compile(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from numba.core import event
+import apsi_inspect.kernels.warm as w
+from apsi_inspect.ops.error import quant_error
+w.warm()
+formats = ["q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4", "f16", "f8_e4m3", "f4", "f32", "int8", "int4", "fp6"]
+x = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(8, 512)
+with event.install_recorder("numba:compile") as recorder:
+    quant_error({"a": x, "b": x.astype("f8"), "c": x.astype("f2")}, formats, weights={"a": np.ones(512)})
+print(len(recorder.buffer))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False,
+        cwd=Path(__file__).parents[1], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "0"
 
 
 def test_text_and_html_say_the_same() -> None:

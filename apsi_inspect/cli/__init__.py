@@ -22,7 +22,7 @@ EXIT_UNREADABLE, EXIT_INTERRUPTED = 3, 130
 
 
 # modules of `apsi model VERB` and of `apsi COMMAND`, in the order of the help
-VERBS = ("info", "stats", "verify", "scan", "convert", "compare", "plan")
+VERBS = ("info", "stats", "quantize-error", "verify", "scan", "convert", "compare", "plan")
 COMMANDS = ("hardware", "run", "audit", "key", "samples", "warm")
 
 
@@ -54,7 +54,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     below = model.add_subparsers(dest="verb", metavar="VERB", required=True, prog="apsi model")
     for group, modules in ((below, verbs), (commands, names)):
         for module in modules:
-            import_module(f".{module}", __name__).add_parser(group)
+            import_module(f".{module.replace('-', '_')}", __name__).add_parser(group)
     return parser
 
 

@@ -1,8 +1,8 @@
 """Compile every kernel into the cache: what `apsi warm` does, once per machine and version.
 
 Each kernel that this CPU would run is called over an empty range, with arrays of the kinds the drivers pass (inputs
-read-only), which compiles it or loads it from the cache. `tests/test_kernels.py` checks that decoding, encoding and
-statistics compile nothing afterwards.
+read-only), which compiles it or loads it from the cache. `tests/test_kernels.py` and `tests/test_error.py` check that
+decoding, encoding, statistics and errors compile nothing afterwards.
 """
 
 from __future__ import annotations
@@ -75,6 +75,28 @@ def _encoders() -> Iterator[Task]:
         yield name, f, (raw, raw, 1, 0, 0)
 
 
+def _errors() -> Iterator[Task]:
+    from . import error, scaled
+
+    x, d = _array(0, np.float32, given=True), _array(0, np.float64, given=True)
+    y, rows, row = _array(0, np.float32), _array((0, 1), float), _array(error.COLUMNS, float)
+    yield "error.pair_sums", error.pair_sums, (x, x, rows)
+    yield "error.wide_sums", error.wide_sums, (d, x, rows)
+    yield "error.wide_sums", error.wide_sums, (d, d, rows)
+    yield "error.weigh", error.weigh, (x, x, _array(1, np.float32, given=True), 0, row)
+    yield "error.alone", error.alone, (x, row)
+    yield "error.alone", error.alone, (d, row)
+    yield "error.beyond", error.beyond, (x, y, y, 0.5, 0.5)
+    yield "error.outside", error.outside, (x, np.float32(0), np.float32(1))
+    yield "error.outside_runs", error.outside_runs, (x, x, np.float32(1), 1, 1)
+    raw, table = _array(0, np.uint8, given=True), _array(256, np.float32, given=True)
+    matrix, scale = _array((0, 1), np.float32), _array((1, 1), np.float32, given=True)
+    yield "scaled.decode_none", scaled.decode_none, (raw, matrix, 0, 0, table, 0, scale, 1, 1, 1, 1)
+    if vectors_pay():
+        for name, f in _functions("error_blocks", "error_"):
+            yield name, f, (x, rows)
+
+
 def _others() -> Iterator[Task]:
     from . import scan, stats
 
@@ -99,7 +121,7 @@ def warm(progress: Callable[[int, int, str], None] | None = None) -> int:
     int
         How many kernels there are.
     """
-    tasks = [*_decoders(), *_encoders(), *_others()]
+    tasks = [*_decoders(), *_encoders(), *_errors(), *_others()]
     for done, (name, f, args) in enumerate(tasks):
         if progress is not None:
             progress(done, len(tasks), name)
