@@ -10,18 +10,24 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ValueRefusedError, quote
-from ..ops.read import BRIEF, tensor_stats
+from ..ops.read import BRIEF, dtype_of, stream, tensor_stats
+from ..ops.stats import compute_stats
 from ..parts import Badge, Bars, Column, Stack, Strip, Table, Text
 from .render_tensors import grouped, tensor_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
     from ..model import ModelFile, Tensor
     from ..ops.stats import TensorStats
     from ..parts import Inline, Part
+    from .state_job import Progress
 
 CELLS = 16  # rows and columns of values shown
 SIDE = 8  # of the slice that is shown first
-BINS = 24
+BINS = 16
 _INT = r"([+-]?\d{1,18})"
 _INDEX = re.compile(rf"\s*(?:(\.\.\.)|{_INT}|{_INT}?\s*:\s*{_INT}?(?:\s*:\s*{_INT}?)?)\s*")
 
@@ -58,10 +64,14 @@ class TensorState:
         t = self.tensor
         return t is not None and self.measurable and (t.kept_stats is not None or t.numel <= BRIEF)
 
-    def stats(self) -> TensorStats:
-        """Its statistics; kept with it."""
+    def stats(self, progress: Progress | None = None) -> TensorStats:
+        """Its statistics; kept with it. `progress` is called with the elements that were read, and their number."""
         assert self.tensor is not None
-        return tensor_stats(self.tensor)
+        tensor = self.tensor
+        if tensor.kept_stats is None and progress is not None:
+            pieces = _counted(stream(tensor, widen=True), tensor.numel, progress)
+            tensor.kept_stats = compute_stats(pieces, dtype=dtype_of(tensor))
+        return tensor_stats(tensor)
 
     def header_parts(self) -> Part:
         """What the header says."""
@@ -128,6 +138,14 @@ class TensorState:
         if not shown.size:
             return Text(f"{caption}: no values", "muted")
         return Table(columns, [[*row] for row in body], caption, more)
+
+
+def _counted(pieces: Iterable[NDArray[Any]], total: int, progress: Progress) -> Iterator[NDArray[Any]]:
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += piece.size
+        progress(done, total)
 
 
 def number(value: Any) -> str:
