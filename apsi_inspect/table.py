@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from .atomic import write_bytes
 from .display import TableDisplay
-from .errors import ValueRefusedError, quote
+from .errors import MissingPackageError, ValueRefusedError, quote, visible
 from .listing import Share, block_of, candidates, companions, glob, natural_key, packing
 
 if TYPE_CHECKING:
@@ -152,6 +153,36 @@ class TensorTable(TableDisplay):
         sums = groups.agg(tensors=("name", "size"), parameters=("parameters", "sum"), nbytes=("nbytes", "sum"))
         return sums.sort_values("nbytes", ascending=False, kind="stable")
 
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The frame as CSV text, also written to `path` where one is given (as a whole, replacing what is there)."""
+        return _written(self.frame.to_csv(index=False, lineterminator="\n"), path)
+
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The frame as a Markdown table, also written to `path`; names are escaped, so that none is markup."""
+        cells = [[_markdown(v) for v in row] for row in self.frame.itertuples(index=False, name=None)]
+        head = [str(c) for c in self.frame.columns]
+        right = [pd.api.types.is_numeric_dtype(t) for t in self.frame.dtypes]
+        lines = [head, ["---:" if r else "---" for r in right], *cells]
+        return _written("".join(f"| {' | '.join(row)} |\n" for row in lines), path)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the frame as a Parquet file.
+
+        Raises
+        ------
+        MissingPackageError
+            pyarrow is not installed.
+        """
+        import io
+        from importlib.util import find_spec
+
+        if find_spec("pyarrow") is None:
+            raise MissingPackageError("pyarrow", "writing Parquet", "parquet")
+        out = io.BytesIO()
+        shapes = {c: self.frame[c].map(list) for c in ("shape",) if c in self.frame.columns}
+        self.frame.assign(**shapes).to_parquet(out, index=False, engine="pyarrow")
+        write_bytes(path, out.getvalue(), durable=False)
+
     def shares(self) -> list[Share]:
         """`by_encoding` as plain rows."""
         sums = self.by_encoding()
@@ -164,6 +195,24 @@ class TensorTable(TableDisplay):
 def frame_of(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> pd.DataFrame:
     """A plain frame of rows, for the reports of verbs."""
     return pd.DataFrame(rows, columns=list(columns))
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        write_bytes(path, text.encode("utf-8", "surrogateescape"), durable=False)
+    return text
+
+
+_MARKUP = str.maketrans({c: "\\" + c for c in "\\`*_{}[]<>()#+-!|~$&^"})
+
+
+def _markdown(value: object) -> str:
+    """A cell: numbers as they are, a shape with ×, text with all markup escaped."""
+    if isinstance(value, tuple):
+        return " × ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value).translate(_MARKUP) if isinstance(value, str) else str(value)
 
 
 def _frame(model: ModelFile) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import apsi_inspect as ai
 from apsi_inspect import listing, table
 
+from . import handmade
 from .test_listing import model_of
 
 
@@ -62,3 +64,35 @@ def test_filter_sort_and_sums(tmp_path: Path) -> None:
 def test_tied_and_companion_rows_count_nothing(tmp_path: Path) -> None:
     m = model_of(tmp_path, [("a.qweight", "I8", [4]), ("a.scale", "F32", [1])])
     assert m.table.frame["parameters"].tolist() == [4, 0]
+
+
+def test_as_csv_and_markdown(tmp_path: Path) -> None:
+    header = [("a|b<i>*", "F32", [2, 3], bytes(24)), ('c,"d"\n', "BF16", [4], bytes(8))]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(handmade.safetensors(header))
+    tensors = ai.open(path).table
+    text = tensors.to_csv(tmp_path / "t.csv")
+    rows = list(csv.reader((tmp_path / "t.csv").read_text().splitlines(keepends=True)))
+    assert (tmp_path / "t.csv").read_text() == text
+    assert rows[0] == list(table.SCHEMA)
+    assert [r[:3] for r in rows[1:]] == [["a|b<i>*", "F32", "(2, 3)"], ['c,"d"\n', "BF16", "(4,)"]]
+    lines = tensors.to_markdown(tmp_path / "t.md").splitlines()
+    assert (tmp_path / "t.md").read_text().splitlines() == lines
+    assert lines[0].startswith("| name | encoding | shape | ndim |")
+    assert lines[1].startswith("| --- | --- | --- | ---: |")
+    assert lines[2].startswith(r"| a\|b\<i\>\* | F32 | 2 × 3 | 2 | 6 | 24 | 32 |")
+    assert lines[3].startswith(r'| c,"d"\\n | BF16 | 4 |')
+    assert len(lines) == 4
+
+
+def test_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(handmade.safetensors([("a", "F32", [2, 3], bytes(24))]))
+    tensors = ai.open(path).table
+    with monkeypatch.context() as m:
+        m.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ai.MissingPackageError, match="pyarrow"):
+            tensors.to_parquet(tmp_path / "t.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    tensors.to_parquet(tmp_path / "t.parquet")
+    assert parquet.read_table(tmp_path / "t.parquet").to_pylist()[0]["shape"] == [2, 3]
