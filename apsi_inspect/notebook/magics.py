@@ -211,14 +211,16 @@ def _paths(word: str, quoted: str) -> list[str]:
 def load_ipython_extension(ipython: Any) -> None:
     """``%load_ext apsi_inspect``: register the magics and their completion."""
     from ..ops.changes import ConversionReport
+    from ..ops.comparison import Comparison
     from ..report import Report
+    from .magics_compare import CompareMagics
     from .magics_convert import ConvertMagics
     from .magics_verify import VerifyMagics
 
-    ipython.register_magics(ApsiMagics, ConvertMagics, VerifyMagics)
+    ipython.register_magics(ApsiMagics, CompareMagics, ConvertMagics, VerifyMagics)
     if complete not in ipython.Completer.custom_matchers:
         ipython.Completer.custom_matchers.append(complete)
     if getattr(ipython, "kernel", None) is None:  # a terminal shows text in full, a notebook the HTML
         plain = ipython.display_formatter.formatters["text/plain"]
-        for noun in (ModelFile, SideBySide, ConversionReport, Report):
+        for noun in (ModelFile, SideBySide, Comparison, ConversionReport, Report):
             plain.for_type(noun, lambda shown, printer, cycle: printer.text(str(shown)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encodings import ENCODINGS
+from ..encodings.run import numpy_dtype
 from ..encodings.values import decode
 from .inputs import SCRATCH, even_cuts
 
@@ -26,22 +27,49 @@ if TYPE_CHECKING:
 
 def affine_values(tensor: Tensor, first: int = 0, last: int | None = None) -> NDArray[np.float32]:
     """Elements [first, last) of a tensor of codes, flat; `first` is a multiple of its block size."""
-    affine = tensor.affine
-    assert affine is not None
     last = tensor.numel if last is None else last
-    codes, zero = _codes(tensor, first, last), affine.zero_point
-    scale: Any = np.float32(affine.scale) if isinstance(affine.scale, float) else np.asarray(affine.scale)
-    scale = np.asarray(scale if scale.dtype == np.float64 else scale.astype(np.float32))
-    where = None
-    if affine.axis is not None:
-        where = _places(affine, tensor.shape, first, last)
-        scale = scale.reshape(-1)[where]
-    if zero is not None:
-        zeros = _wide(np.asarray(zero))
-        codes = codes - (zeros.reshape(-1)[where] if where is not None else zeros.reshape(()))
-    product: NDArray[Any] = codes.astype(scale.dtype) * (scale if where is not None else scale.reshape(()))
+    codes, (scale, zero) = _codes(tensor, first, last), _grid(tensor, first, last)
+    return _product(codes if zero is None else codes - zero, scale)
+
+
+def nearest_values(tensor: Tensor, values: NDArray[Any], first: int) -> NDArray[np.float32]:
+    """What finite values become in the codes of a tensor, with its scales and zero points: the nearest of each.
+
+    Parameters
+    ----------
+    values
+        Flat, in place of the tensor's elements from `first` on.
+    """
+    scale, zero = _grid(tensor, first, first + values.size)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        codes = np.nan_to_num(values / scale)  # a scale of 0 has but the value 0
+    kind = numpy_dtype(tensor.info.encoding.dtype)
+    if tensor.info.encoding.kind == "float":
+        return _product(codes.astype(kind).astype(np.float32), scale)
+    import ml_dtypes
+
+    ends: Any = ml_dtypes.iinfo(kind)  # type: ignore[no-untyped-call, unused-ignore]
+    offset: Any = 0 if zero is None else zero
+    return _product(np.clip(np.rint(codes) + offset, ends.min, ends.max) - offset, scale)
+
+
+def _product(codes: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]:
+    product: NDArray[Any] = codes.astype(scale.dtype) * scale
     values: NDArray[np.float32] = product.astype(np.float32, copy=False)
     return values
+
+
+def _grid(tensor: Tensor, first: int, last: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Scale and zero point of each element of a range, or the one of all; None: 0."""
+    affine = tensor.affine
+    assert affine is not None
+    scale: Any = np.float32(affine.scale) if isinstance(affine.scale, float) else np.asarray(affine.scale)
+    scale = np.asarray(scale if scale.dtype == np.float64 else scale.astype(np.float32))
+    zero = None if affine.zero_point is None else _wide(np.asarray(affine.zero_point))
+    if affine.axis is None:
+        return scale.reshape(()), None if zero is None else zero.reshape(())
+    where = _places(affine, tensor.shape, first, last)
+    return scale.reshape(-1)[where], None if zero is None else zero.reshape(-1)[where]
 
 
 def _codes(tensor: Tensor, first: int, last: int) -> NDArray[Any]:

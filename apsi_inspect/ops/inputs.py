@@ -232,11 +232,11 @@ class ScaledInput:
         """See `Input`."""
         q, codes = self.qparams, self.raw(a, b)
         out = SCRATCH.bytes("values", 4 * (b - a)).view(np.float32)
-        box, scale, axis, block = self._box(a, b)
+        box, scale, axis, block = self.box(a, b)
         decode_scaled(self.encoding.name, codes, scale, box, axis, block, q.packing, out.reshape(box), threads=1)
         return out
 
-    def _box(self, a: int, b: int) -> tuple[tuple[int, ...], NDArray[np.float32] | None, int | None, int | None]:
+    def box(self, a: int, b: int) -> tuple[tuple[int, ...], NDArray[np.float32] | None, int | None, int | None]:
         """Shape, scales, axis and block of a range of `cuts` as a tensor of its own."""
         q, row = self.qparams, self._row
         if b - a == self._numel:
