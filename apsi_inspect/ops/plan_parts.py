@@ -21,8 +21,9 @@ SHOWN = 60
 
 def plan_parts(plan: Plan, shown: int | None = SHOWN) -> Stack:
     """The parts of a plan; at most `shown` tensors (None: all)."""
-    rows = plan.rows if shown is None else plan.rows[:shown]
-    more = f"{len(plan.rows) - len(rows)} more in .frame and --json" if len(rows) < len(plan.rows) else ""
+    chosen = [r for r in plan.rows if r.options > 1]  # the others stand below, many in a line
+    rows = list(plan.rows) if shown is None else chosen[:shown]
+    more = f"{len(chosen) - len(rows)} more in .frame and --json" if len(rows) < len(chosen) else ""
     parts: list[Part] = [_head(plan), *_notes(plan), _encodings(plan), _uniform(plan)]
     parts.append(Details("Tensors", _tensors(rows, plan.error, more), open=len(rows) <= 20))
     if plan.fallbacks:
@@ -108,13 +109,18 @@ def _tensors(rows: Sequence[PlanRow], total: float, more: str) -> Table:
 
 
 def _fallbacks(plan: Plan) -> Table:
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[str, list[PlanRow]] = {}
     for r in plan.fallbacks:
-        groups.setdefault((r.chosen, r.reason), []).append(r.name)
+        groups.setdefault(r.reason, []).append(r)
     items = list(groups.items())
     cells: list[list[Inline]] = [
-        [Text(names[0] if len(names) == 1 else f"{names[0]} …", "code"), str(len(names)), Text(chosen, "code"), reason]
-        for (chosen, reason), names in items[:SHOWN]
+        [
+            Text(found[0].name if len(found) == 1 else f"{found[0].name} …", "code"),
+            str(len(found)),
+            Text(", ".join(dict.fromkeys(r.chosen for r in found)), "code"),
+            reason,
+        ]
+        for reason, found in items[:SHOWN]
     ]
     heads = [Column("which", elastic=True), Column("tensors", "right"), Column("chosen"), Column("why", elastic=True)]
     return Table(heads, cells, more=f"{len(items) - SHOWN} more kinds" if len(items) > SHOWN else "")
