@@ -53,6 +53,7 @@ _PUBLIC = {
     "permissions": ".permit",
     "plan": ".ops.plan",
     "quant_error": ".ops.error",
+    "plots": ".notebook.plots",
     "quantize": ".ops.quantize",
     "quantize_model": ".ops.quantize",
     "record": ".tree",
@@ -77,7 +78,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     found = import_module(module, __name__)
-    value = found if module == f".{name}" else getattr(found, name)
+    value = found if module in (f".{name}", f".notebook.{name}") else getattr(found, name)
     globals()[name] = value
     return value
 

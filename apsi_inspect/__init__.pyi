@@ -29,6 +29,7 @@ from .errors import (
 from .model import Finding as Finding
 from .model import ModelFile as ModelFile
 from .model import Tensor as Tensor
+from .notebook import plots as plots
 from .notebook.audit import audit as audit
 from .ops.changes import ConversionReport as ConversionReport
 from .ops.compare import compare as compare
