@@ -54,6 +54,7 @@ class Explorer(w.VBox):
             ("Tensors", self._tensors),
             (f"Metadata ({grouped(len(model.metadata))})", lambda: MetadataView(MetadataState(model))),
             (f"Units ({grouped(len(model.units))})", self._units),
+            ("Quantization error", self._error),
             ("Signature", lambda: SignatureView(SignatureState(model))),
         ]
         self.tabs = w.Tab([w.VBox() for _ in self._build], titles=[title for title, _ in self._build])
@@ -84,6 +85,15 @@ class Explorer(w.VBox):
     def _units(self) -> UnitsView:
         view = UnitsView(UnitsState(self.model))
         view.choose(self.selected)
+        return view
+
+    def _error(self) -> Any:
+        from .state_error import QuantErrorState
+        from .widgets_error import QuantErrorView
+
+        view = QuantErrorView(QuantErrorState(self.model))
+        if self.selected is not None:
+            view.tensors.value = self.selected
         return view
 
     def _chosen(self, name: str | None) -> None:
