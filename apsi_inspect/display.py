@@ -60,6 +60,12 @@ class ModelDisplay(Displayable):
 
         return TensorTable.of(self)  # type: ignore[arg-type]
 
+    def explore(self) -> Explorer:
+        """The model as a widget: tensors, metadata, units, quantization error and signature in linked views."""
+        from .notebook.widgets_explore import explorer
+
+        return explorer(self)  # type: ignore[arg-type]
+
     def verify(
         self, key: bool | bytes | str | None = None, full: bool = False, *, executor: Executor | None = None
     ) -> Report:
