@@ -90,6 +90,13 @@ _QSCHEMES = (
 _MORE_DTYPES = "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 " + " ".join(
     f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)
 )
+_LAYOUTS = "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc jagged"
+_FORMATS = "contiguous_format preserve_format channels_last channels_last_3d"
+# Names that stand for themselves: dtypes, quantization schemes, layouts, memory formats.
+CONSTANTS: frozenset[str] = frozenset(
+    f"torch.{name}"
+    for name in (*DTYPES, *_QSCHEMES.split(), *_MORE_DTYPES.split(), *_LAYOUTS.split(), *_FORMATS.split())
+)
 ALLOWED: frozenset[str] = frozenset(
     [f"{module}.{name}" for module, names in _REBUILD.items() for name in names.split()]
     + [f"torch.{name}" for name in (*DTYPES, *_QSCHEMES.split(), *_MORE_DTYPES.split())]

@@ -26,6 +26,7 @@ _RENAMED = {
     "copy_reg": "copyreg",
     "torch.tensor": "torch._tensor",
 }
+_XRANGE = ("__builtin__", "xrange")  # what protocol 2 calls a range
 
 
 class Machine:
@@ -89,6 +90,11 @@ class Machine:
         self.made()
         self.stack.append(items)
 
+    def push_set(self, kind: str, items: list[Any]) -> None:
+        """Push a set or frozenset, as the call that older protocols write for it; what is added comes after."""
+        self.made()
+        self.stack.append(Call(Global("builtins", kind), (items,)))
+
     def push_dict(self) -> None:
         """Push an empty dict."""
         self.made()
@@ -140,7 +146,7 @@ class Machine:
             found = Global("(computed)", "(computed)", True)
             self.computed.append("STACK_GLOBAL takes a name that is computed while the pickle runs")
         else:
-            found = Global(_RENAMED.get(module, module), name)
+            found = Global(_RENAMED.get(module, module), "range" if (module, name) == _XRANGE else name)
         path = found.path
         self.globals[path] = self.globals.get(path, 0) + 1
         if len(self.globals) > MAX_GLOBALS:

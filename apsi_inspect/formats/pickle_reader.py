@@ -271,9 +271,9 @@ _OPS: dict[int, Callable[[Machine], None]] = {
     0x8C: _texts(1),
     0x8D: _texts(8),
     0x8E: _bytes(8),
-    0x8F: lambda m: m.push_list([]),  # a set, as the list of what is added
+    0x8F: lambda m: m.push_set("set", []),
     0x90: lambda m: m.append(m.to_mark()),
-    0x91: lambda m: m.push_list(m.to_mark()),
+    0x91: lambda m: m.push_set("frozenset", m.to_mark()),
     0x92: _newobj_ex,
     0x93: _stack_global,
     0x94: lambda m: m.put(len(m.memo)),

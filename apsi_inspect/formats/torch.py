@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+_FRAMED = b"\x95" + (len(LEGACY_MAGIC) - 2).to_bytes(8, "little")  # from protocol 4 on
 _SIDE = ("version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id", ".data/version")
 
 
@@ -44,6 +45,12 @@ class Loaded(NamedTuple):
 def sniff(head: bytes, size: int) -> bool:
     """A ZIP archive, a pickle (the old format is several), or the tar of the oldest."""
     return head.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) or is_tar(head)
+
+
+def is_legacy(head: bytes) -> bool:
+    """The magic number that stacked pickles begin with, in any protocol of pickle."""
+    magic = head[:1] + b"\x02" + head[2:].removeprefix(_FRAMED)
+    return head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and magic.startswith(LEGACY_MAGIC)
 
 
 def is_tar(head: bytes) -> bool:

@@ -11,7 +11,7 @@ from ..errors import ModelFileError, TruncatedFileError, quote
 from .pickle_machine import Machine
 from .pickle_nodes import Call, Global, Persistent, PickleError
 from .pickle_reader import MAX_PICKLE, run
-from .torch import LEGACY_MAGIC, Loaded, finish, refuse_dangerous
+from .torch import Loaded, finish, is_legacy, refuse_dangerous
 from .torch_place import Place, place_all
 from .torch_tree import Walk
 from .torch_values import Storage, TensorError, storage
@@ -79,7 +79,7 @@ class _Stream:
 def load(source: ByteSource) -> Loaded:
     """Stacked pickles, or one plain pickle."""
     stream = _Stream(source)
-    if not source.read_at(0, min(len(LEGACY_MAGIC), source.size)).startswith(LEGACY_MAGIC):
+    if not is_legacy(source.read_at(0, min(64, source.size))):
         return _load_plain(stream)
     if stream.load("the magic number") != _MAGIC:
         raise ModelFileError(source.name, "its magic number is not PyTorch's")

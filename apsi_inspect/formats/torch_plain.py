@@ -1,12 +1,16 @@
 """Plain values in a PyTorch pickle that are spelled as calls: bytes, NumPy scalars and dtypes, sets, devices, paths.
 
-Contract: `plain` gives the value of the few calls that make plain values; nothing is called. `tests/test_torch.py`.
+Contract: `plain` gives the value of the few calls that make plain values, `container` makes a set or tuple of what a
+list stands for, `constant` is the text of a name such as ``torch.float16``; nothing of the file is called, and what is
+made here has no effect. `tests/test_torch_plain.py` compares with torch.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 
+from .pickle_globals import CONSTANTS
 from .pickle_nodes import Call, Global
 
 TYPE_CHECKING = False
@@ -19,6 +23,7 @@ _STRUCT = {"F64": "d", "F32": "f", "F16": "e", "BOOL": "?"} | {
 _NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "b1": "BOOL", "c8": "C64", "c16": "C128"} | {
     f"{k}{n}": f"{k.upper()}{8 * n}" for k in "iu" for n in (1, 2, 4, 8)
 }
+_CODES = {word: code for code, word in _NUMPY.items()}
 
 
 def is_int(value: Any) -> bool:
@@ -68,7 +73,8 @@ _SCALARS = {"float16": "F16", "float32": "F32", "float64": "F64", "bool_": "BOOL
 }
 
 
-_LISTS = (
+# Calls whose result is given as a list of what they hold, made anew each time.
+LISTS = (
     "builtins.set",
     "builtins.frozenset",
     "builtins.list",
@@ -82,13 +88,39 @@ _LISTS = (
 )
 
 
+_MADE: dict[str, type] = {
+    "builtins.set": set,
+    "builtins.frozenset": frozenset,
+    "builtins.tuple": tuple,
+    "torch.Size": tuple,
+    "collections.deque": deque,
+}
+
+
+def container(path: str, items: list[Any]) -> Any:
+    """A set or tuple of the items that `plain` gave for a call of `path`; a list where a set cannot hold them."""
+    try:
+        return _MADE[path](items) if path in _MADE else items
+    except TypeError:  # what cannot be hashed, such as an array
+        return items
+
+
+def constant(node: Global) -> str | None:
+    """``"torch.float16"`` of a name that stands for itself: a dtype, layout, memory format or quantization scheme."""
+    return node.path if node.path in CONSTANTS else None
+
+
 def plain(node: Call) -> tuple[bool, Any]:
     """(True, value) where a call makes a plain value; (False, None) else."""
     path, args = node.path, node.args
-    if path in _LISTS:
+    if path in LISTS:
         value = args[0] if args else []
         return (True, [*value, *node.appended]) if isinstance(value, (list, tuple)) else (False, None)
     if path == "torch.jit._pickle.restore_type_tag" and args:
+        return True, args[0]
+    if path in _RANGES:
+        return _range(_RANGES[path], args)
+    if path == "torch.serialization._get_layout" and len(args) == 1 and isinstance(args[0], str):
         return True, args[0]
     if path == "torch.device" and args and isinstance(args[0], str):
         return True, ":".join(str(a) for a in args if isinstance(a, (str, int)))
@@ -98,8 +130,21 @@ def plain(node: Call) -> tuple[bool, Any]:
         return True, complex(*args)
     if path.endswith("multiarray.scalar") and len(args) == 2 and path.startswith("numpy."):
         return _scalar(args)
+    dtype = numpy_dtype(node)
+    if dtype is not None:  # as text that `numpy.dtype` takes
+        return True, (">" if dtype[1] else "<") + _CODES[dtype[0]]
     raw = raw_bytes(node)
     return (True, raw) if raw is not None else (False, None)
+
+
+_RANGES: dict[str, type] = {"builtins.slice": slice, "builtins.range": range}
+
+
+def _range(kind: type, args: tuple[Any, ...]) -> tuple[bool, Any]:
+    """A slice or range of whole numbers (of a slice also None)."""
+    whole = all((type(a) is int and a.bit_length() < 256) or (a is None and kind is slice) for a in args)
+    good = whole and 1 <= len(args) <= 3
+    return (True, kind(*args)) if good and (kind is slice or args[2:] != (0,)) else (False, None)
 
 
 def _scalar(args: tuple[Any, ...]) -> tuple[bool, Any]:

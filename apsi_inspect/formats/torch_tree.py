@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import ModelFileError, quote
 from .pickle_nodes import Call, Dict, Global, Persistent
-from .torch_plain import plain
+from .torch_plain import LISTS, plain
 from .torch_values import Absent, Description, Inline, Parts, Strided, TensorError, describe
 
 TYPE_CHECKING = False
@@ -143,6 +143,8 @@ class Walk:
             is_plain, value = plain(node)
             if is_plain:
                 self._visit(value, name, depth + 1)
+                if node.path in LISTS:  # made for this visit: its identity may come again
+                    self._visited.discard(id(value))
             else:
                 self._object(node, name, depth)
 
@@ -226,11 +228,13 @@ def key_text(key: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, bytes))
+    return value is None or isinstance(value, (bool, int, float, str, bytes, slice, range))
 
 
 def _value(value: Any) -> Any:
     """A plain value as JSON has it."""
+    if isinstance(value, (slice, range)):
+        return repr(value)
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, int) and value.bit_length() > 4096:

@@ -14,7 +14,7 @@ from ..formats.pickle_globals import verdict as verdict_of
 from ..formats.pickle_machine import Machine
 from ..formats.pickle_nodes import PickleError
 from ..formats.pickle_reader import MAX_PICKLE, run
-from ..formats.torch import LEGACY_MAGIC, is_tar
+from ..formats.torch import is_legacy, is_tar
 from ..formats.zip_archive import Member, read_members, read_small
 from ..model import Finding
 from ..source import BytesSource, FileSource
@@ -260,7 +260,7 @@ class _Scanner:
     def stream(self, source: ByteSource, where: str) -> None:
         """A file of pickles: stacked ones with data behind them, or plain ones."""
         data = source.read_at(0, min(source.size, MAX_PICKLE))
-        legacy = data.startswith(LEGACY_MAGIC)
+        legacy = is_legacy(data[:64])
         at = self.pickles(data, where, _LEGACY_PICKLES if legacy else None)
         if not legacy and source.size > MAX_PICKLE and at < source.size:
             self.unread(where, f"only the first {MAX_PICKLE} bytes were followed")

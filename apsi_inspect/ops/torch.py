@@ -14,7 +14,7 @@ from ..errors import MissingPackageError, UnknownFormatError, ValueRefusedError,
 from ..formats import sharded
 from ..formats.pickle_nodes import Call, Dict, Global, Persistent
 from ..formats.torch import load, sniff
-from ..formats.torch_plain import plain
+from ..formats.torch_plain import LISTS, constant, container, plain
 from ..formats.torch_tree import key_text
 from ..source import FileSource
 from ..tree import from_names, record
@@ -53,8 +53,10 @@ def torch_load(path: str | os.PathLike[str], framework: str = "numpy") -> Any:
     Returns
     -------
     record, dict, list or any other value
-        What the file holds: dicts with text keys as records, other dicts as dicts; a quantized tensor as its float32
-        values; an object of any other class as a `Skipped`.
+        What the file holds: dicts with text keys as records, other dicts as dicts, in the order of the file (an
+        OrderedDict, Counter or defaultdict too); sets as sets, a ``torch.Size`` as a tuple, slices and ranges as such;
+        a dtype as its name, ``"torch.float16"``, a device as ``"cuda:0"``; a quantized tensor as its float32 values;
+        an object of any other class as a `Skipped`.
 
     Raises
     ------
@@ -146,7 +148,7 @@ class _Builder:
                 self.built[id(node)] = self._make(node)
             return self.built[id(node)]
         if isinstance(node, Global):
-            return Skipped(node.path)
+            return constant(node) or Skipped(node.path)
         return Skipped("a storage") if isinstance(node, Persistent) else node
 
     def _make(self, node: Any) -> Any:
@@ -178,6 +180,8 @@ class _Builder:
         if inner is not None:
             return self.build(inner)
         is_plain, value = plain(node)
+        if is_plain and node.path in LISTS:
+            return container(node.path, [self.build(v) for v in value])
         if is_plain:
             return self.build(value)
         return Skipped(node.path, self.build(node.state))
