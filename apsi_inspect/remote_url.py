@@ -47,10 +47,10 @@ class Location(NamedTuple):
 
 def masked(url: str) -> str:
     """An address for people: without user, password, query and fragment, percent signs decoded; a path as it is."""
-    from urllib.parse import unquote
-
     if not is_url(url):
         return url
+    from urllib.parse import unquote
+
     parts = []
     for part in url.split("::"):
         scheme, mark, rest = part.partition("://")

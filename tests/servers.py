@@ -108,9 +108,9 @@ class Handler(BaseHTTPRequestHandler):
     def body(self, file: File, begin: int, end: int, step: int = 1 << 20, pause: float = 0.0) -> None:
         for at in range(begin, end, step):
             piece = file.read(at, min(step, end - at))
-            self.wfile.write(piece)
-            with self.server.lock:
+            with self.server.lock:  # counted before the client can have it
                 self.server.sent += len(piece)
+            self.wfile.write(piece)
             if pause:
                 time.sleep(pause)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from ..remote_url import masked
 from ..report import SCHEMA_VERSION
 
 TYPE_CHECKING = False
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def unreadable(path: str, message: str) -> dict[str, Any]:
     """What stands in the place of a file that could not be read."""
-    return {"schema_version": SCHEMA_VERSION, "file": path, "status": "unreadable", "ok": False, "error": message}
+    shown = masked(path)
+    return {"schema_version": SCHEMA_VERSION, "file": shown, "status": "unreadable", "ok": False, "error": message}
 
 
 def show(documents: Sequence[Any], paths: Sequence[str]) -> None:

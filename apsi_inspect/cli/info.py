@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..errors import ApsiError, ValueRefusedError, visible
+from ..remote_url import masked
 from .documents import show, unreadable
 
 TYPE_CHECKING = False
@@ -19,7 +20,8 @@ def add_parser(verbs: Any) -> None:
         "info",
         help="what is in a model file: tensors, types, metadata (headers only)",
         description="Show what is in model files. Only headers are read, whatever the size. "
-        "PATH is a .safetensors, .gguf, .apsim, PyTorch or ONNX file, an index (*.index.json) or a folder.",
+        "PATH is a .safetensors, .gguf, .apsim, PyTorch or ONNX file, an index (*.index.json), a folder, or the URL of "
+        "a file (https://, hf://, s3://, …).",
     )
     p.add_argument("paths", nargs="+", metavar="PATH")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list for several PATHs)")
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def say(path: str, exc: ApsiError | OSError) -> str:
     if isinstance(exc, OSError) and exc.strerror and not isinstance(exc, ApsiError):
-        return f"{visible(path)}: {exc.strerror}"
+        return f"{visible(masked(path))}: {exc.strerror}"
     return str(exc)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .workers import add_worker_arguments, executor_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +25,7 @@ def add_parser(verbs: Any) -> None:
     p.add_argument(
         "--sort", metavar="COLUMN", default="name", help="order by a column: name, std, sparsity …; -std descends"
     )
+    add_worker_arguments(p)
     p.set_defaults(run=run)
 
 
@@ -30,10 +33,12 @@ def run(args: argparse.Namespace) -> int:
     """Print a row per tensor."""
     from ..errors import ApsiError, ValueRefusedError
     from ..ops.survey import COLUMNS, stats
+    from ..remote_url import masked
     from .info import say
 
     try:
-        table = stats(args.path, args.tensors, progress=None if sys.stderr.isatty() else False)
+        with executor_of(args) as executor:
+            table = stats(args.path, args.tensors, executor=executor, progress=None if sys.stderr.isatty() else False)
         table = table.sort(args.sort.lstrip("-"), descending=args.sort.startswith("-"))
     except ValueRefusedError as exc:
         print(f"apsi: {exc}", file=sys.stderr)
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 3
     columns = ["name", "encoding", "numel", *COLUMNS]
     if args.json:
-        print(_json(args.path, columns, list(table.frame[columns].itertuples(index=False, name=None))))
+        print(_json(masked(args.path), columns, list(table.frame[columns].itertuples(index=False, name=None))))
         return 0
     from ..notebook.render_stats import fitting_table
     from ..parts import to_text

@@ -9,12 +9,15 @@ import os
 import sys
 
 from ..errors import ApsiError, ValueRefusedError, visible
+from ..remote_url import masked
 from .documents import show, unreadable
+from .workers import add_worker_arguments, executor_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from concurrent.futures import Executor
     from typing import Any
 
     from ..report import Report
@@ -33,6 +36,7 @@ def add_parser(verbs: Any) -> None:
     add_key_arguments(p)
     p.add_argument("--full", action="store_true", help="also take the digest of the whole data in one stream")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout (a list for several PATHs)")
+    add_worker_arguments(p)
     p.set_defaults(run=run)
 
 
@@ -86,11 +90,20 @@ def run(args: argparse.Namespace) -> int:
     except ValueRefusedError as exc:
         print(f"apsi: {exc}", file=sys.stderr)
         return 2
+    try:
+        with executor_of(args) as executor:
+            return _run(args, key, executor)
+    except (ApsiError, OSError) as exc:
+        print(f"apsi: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ValueRefusedError) else 3
+
+
+def _run(args: argparse.Namespace, key: bool | bytes | str | None, executor: Executor | None) -> int:
     code = 0
     documents: list[Any] = []
     for path in args.paths:
         try:
-            report = _check(path, key, args.full)
+            report = _check(path, key, args.full, executor)
         except ValueRefusedError as exc:  # the key cannot be used
             print(f"apsi: {exc}", file=sys.stderr)
             return 2
@@ -112,18 +125,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(path: str, exc: ApsiError | OSError) -> str:
     if isinstance(exc, OSError) and exc.strerror and not isinstance(exc, ApsiError):
-        return f"{visible(path)}: {exc.strerror}"
+        return f"{visible(masked(path))}: {exc.strerror}"
     return str(exc)
 
 
-def _check(path: str, key: bool | bytes | str | None, full: bool) -> Report:
+def _check(path: str, key: bool | bytes | str | None, full: bool, executor: Executor | None) -> Report:
     from ..ops.verify import verify
 
     if not sys.stderr.isatty():
-        return verify(path, key, full)
+        return verify(path, key, full, executor=executor)
     from tqdm import tqdm
 
-    bar: Any = tqdm(unit="B", unit_scale=True, file=sys.stderr, leave=False, desc=visible(path, 40), delay=0.5)
+    bar: Any = tqdm(unit="B", unit_scale=True, file=sys.stderr, leave=False, desc=visible(masked(path), 40), delay=0.5)
 
     def step(done: int, total: int) -> None:
         bar.total = total
@@ -131,7 +144,7 @@ def _check(path: str, key: bool | bytes | str | None, full: bool) -> Report:
 
     with bar:
         progress: Callable[[int, int], None] = step
-        return verify(path, key, full, progress=progress)
+        return verify(path, key, full, executor=executor, progress=progress)
 
 
 def _show(report: Report, first: bool) -> None:

@@ -144,6 +144,11 @@ def is_remote(source: ByteSource) -> bool:
     return hasattr(source, "beside")
 
 
+def is_mapped(source: object) -> bool:
+    """Whether a view of a file costs nothing; of one behind a URL it brings the bytes into memory."""
+    return bool(getattr(source, "mapped", True))
+
+
 def join_columns(parts: Sequence[Columns]) -> Columns:
     """The tables of several shards as one; `files` counts the shards."""
     from ..model import Columns

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ..errors import ModelFileError, VerificationError, quote
 from ..formats import safetensors
+from ..formats.base import is_mapped
 from .digests import CHUNK, jcs, meta_sha256, root_of
 
 TYPE_CHECKING = False
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 8
 _STEP = 1 << 20
+_FETCH = 8 << 20  # of a file that is not mapped
 
 
 class Claims(NamedTuple):
@@ -100,8 +102,9 @@ def stream_holds(source: ByteSource, claims: Claims, progress: Progress | None =
 def stream_digest(source: ByteSource, table: bytes, start: int, size: int, progress: Progress | None = None) -> str:
     """SHA-256 of table and data in one stream, in hex."""
     digest = hashlib.sha256(table)
-    for begin in range(0, size, _STEP):
-        nbytes = min(_STEP, size - begin)
+    most = _STEP if is_mapped(source) else _FETCH
+    for begin in range(0, size, most):
+        nbytes = min(most, size - begin)
         digest.update(source.view(start + begin, nbytes))
         _done(source, start + begin, nbytes, progress)
     return digest.hexdigest()
@@ -137,14 +140,17 @@ def bad_chunks(
     assert claims.chunks is not None
     from concurrent.futures import ThreadPoolExecutor
 
-    count = len(claims.chunks)
+    count, usual = len(claims.chunks), (os.cpu_count() or 1) if is_mapped(source) else MAX_THREADS
     source.view(claims.start, 1)  # the map is made once, before there are threads
-    with ThreadPoolExecutor(min(threads or os.cpu_count() or 1, MAX_THREADS, count), "apsi-verify") as pool:
+    with ThreadPoolExecutor(min(threads or usual, MAX_THREADS, count), "apsi-verify") as pool:
         try:
             tasks = [pool.submit(chunk_holds, source, claims, i, progress) for i in range(count)]
             return [i for i, task in enumerate(tasks) if not task.result()]
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop = getattr(source, "cancel", None)  # Ctrl-C does not wait for a slow server
+            if stop is not None:
+                stop()
             raise
 
 

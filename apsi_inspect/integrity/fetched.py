@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 _KEPT = 4  # chunks
 
 
-def is_mapped(source: object) -> bool:
-    """Whether a view of a file costs nothing; of one behind a URL it is fetched each time."""
-    return bool(getattr(source, "mapped", True))
-
-
 class LazyFetched:
     """The checked bytes of one file.
 

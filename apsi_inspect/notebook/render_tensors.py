@@ -89,9 +89,10 @@ def _affine(affine: Affine) -> list[tuple[str, Inline]]:
 
 def _values(tensor: Tensor) -> list[tuple[str, Inline]]:
     """What the values are like, where they are few or have been measured already."""
+    from ..formats.base import is_mapped
     from ..ops.read import BRIEF, stats_line
 
-    small = 0 < tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex"
+    small = 0 < tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex" and is_mapped(tensor.source)
     if tensor.kept_stats is None and not small:
         return []
     try:

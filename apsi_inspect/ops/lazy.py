@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from ..formats.base import is_mapped
 from ..tree import from_names, from_skeleton, record
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def lazy_tree(model: ModelFile) -> Any:
     def leaf(name: str) -> Any:
         if name not in made:
             tensor = model[name]
-            plain = tensor.encoding in _VIEWED and tensor.qparams is None
+            plain = tensor.encoding in _VIEWED and tensor.qparams is None and is_mapped(tensor.source)
             made[name] = with_unit(tensor.numpy(), tensor.unit) if plain else Later(_maker(tensor))
         return made[name]
 

@@ -16,16 +16,17 @@ import numpy as np
 from ..encodings.scaled import CODE_DTYPE
 from ..encodings.values import decode, numpy_dtype
 from ..errors import UnknownFormatError, ValueRefusedError, VerificationError
+from ..formats.base import is_mapped
 from ..formats.safetensors import DTYPES
 from ..integrity.check import Lazy, read_claims
+from ..integrity.fetched import LazyFetched
 from ..integrity.signing import Key
 from ..model import ModelFile
 from ..qtensor import QTensor, packed_shape
-from ..source import FileSource
 from ..tree import from_names, from_skeleton, record
 from .lazy import Later, lazily
 from .open import open as open_model
-from .open import open_source
+from .open import open_source, source_of
 from .verify import (
     Options,
     check_file,
@@ -38,7 +39,7 @@ from .verify import (
 from .verify import find as find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,6 +53,7 @@ def load_model(
     verify: bool | str = True,
     *,
     progress: Callable[[int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load an .apsim checkpoint.
 
@@ -59,6 +61,7 @@ def load_model(
     ----------
     path
         The file, the index of a sharded checkpoint, or ``NAME.apsim`` where only ``NAME.apsim.index.json`` is there.
+        Or a URL: with ``verify="lazy"`` only chunks that are touched are fetched, else the whole, into memory.
     key
         Refuse what is not signed with this key: True (the per-user key), bytes, or a secret. Turns verification on.
     verify
@@ -67,6 +70,8 @@ def load_model(
         nothing.
     progress
         Called with the bytes checked and their total.
+    storage_options
+        Of a URL, as in `open`.
 
     Returns
     -------
@@ -87,15 +92,18 @@ def load_model(
         raise ValueRefusedError(f"verify is {verify!r:.40}; True, 'lazy' or False was expected")
     name = find(path)
     signed = None if key is None or key is False else Key(key)
-    source = FileSource(name)
+    source = source_of(name, storage_options)
     try:
         model = open_source(source)
         if model.format != "apsim":
             hint = f"use load_{model.format}" if model.format in ("safetensors", "gguf") else "use open"
-            raise UnknownFormatError(name, f"is {model.format}, not .apsim", hint=hint)
+            raise UnknownFormatError(source.name, f"is {model.format}, not .apsim", hint=hint)
         if verify == "lazy":
             tree = lazily(_tree(model, _lazy_leaves(source, model, signed)))
+            if not is_mapped(model.sources[0]):  # what has not been fetched is still to be read
+                return tree
         else:
+            _hold(model)
             if verify or signed is not None:
                 verify_model(source, model, Options(signed, progress=progress)).raise_if_failed()
             tree = _tree(model, Leaves(model).leaf)
@@ -105,6 +113,14 @@ def load_model(
     except BaseException:
         source.close()
         raise
+
+
+def _hold(model: ModelFile) -> None:
+    """What is behind a URL comes into memory once: the bytes that are checked are those that are given out."""
+    for each in model.sources:
+        hold = getattr(each, "hold", None)
+        if hold is not None:
+            hold()
 
 
 def _lazy_leaves(source: ByteSource, model: ModelFile, key: Key | None) -> Callable[[str], Any]:
@@ -117,12 +133,12 @@ def _lazy_leaves(source: ByteSource, model: ModelFile, key: Key | None) -> Calla
         if part.status != "authentic":
             raise VerificationError(source.name, f"{part.status}: {part.message}", status=part.status)
     checks = [_lazy_checks(each) for each in model.sources]
-    leaves = Leaves(model)
+    leaves = Leaves(model, [c if isinstance(c, LazyFetched) else None for c in checks])
 
     def make(name: str) -> Any:
         info, q = model.info(leaves.index[name]), model.qparams.get(name)
         check = checks[info.file]
-        if check is not None:
+        if isinstance(check, Lazy):
             check.check(info.offset, info.nbytes - (q.scale_nbytes if q else 0))
             if q is not None:
                 check.check(q.scale_offset, q.scale_nbytes)
@@ -131,19 +147,23 @@ def _lazy_leaves(source: ByteSource, model: ModelFile, key: Key | None) -> Calla
     return lambda name: Later(lambda: make(name))
 
 
-def _lazy_checks(source: ByteSource) -> Lazy | None:
+def _lazy_checks(source: ByteSource) -> Lazy | LazyFetched | None:
     """What checks the chunks of a file; None where it has none and was checked whole. Metadata and table: now."""
     claims = read_claims(source)
     failed = [p for p in (metadata_part(claims), table_part(claims)) if p.status == "damaged"]
     if not failed and claims.chunks is None:
+        if not is_mapped(source):
+            source.hold()  # type: ignore[attr-defined]
         failed = [p for p in check_file(source, claims, Options(), lambda n: None).parts if p.status == "damaged"]
     if failed:
         raise VerificationError(source.name, f"{failed[0].name} damaged: {failed[0].message}")
-    return None if claims.chunks is None else Lazy(source, claims)
+    if claims.chunks is None:
+        return None
+    return Lazy(source, claims) if is_mapped(source) else LazyFetched(source, claims)
 
 
-def load_safetensors(path: str | os.PathLike[str]) -> Any:
-    """Load plain safetensors: a file, an index, or a folder.
+def load_safetensors(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Any:
+    """Load plain safetensors: a file, an index, a folder, or a URL (then all of it comes into memory).
 
     Returns
     -------
@@ -156,13 +176,13 @@ def load_safetensors(path: str | os.PathLike[str]) -> Any:
     OSError, ModelFileError
         As `open`.
     """
-    model = open_model(path)
+    model = open_model(path, storage_options=storage_options)
     if model.format not in ("safetensors", "apsim"):
         model.close()
         raise UnknownFormatError(model.path, f"is {model.format}, not safetensors", hint="use open")
     if model.format == "apsim":
         model.close()
-        model = open_model(path, "safetensors")
+        model = open_model(path, "safetensors", storage_options=storage_options)
     names = list(model.columns.names)
     there = set(names)
     ties = {k: v for k, v in model.metadata.items() if isinstance(v, str) and v in there and k not in there}
@@ -201,14 +221,28 @@ def _tree(model: ModelFile, leaf: Callable[[str], Any]) -> Any:
     return from_skeleton(model.skeleton, once)
 
 
+class Fetched:
+    """Bytes that are fetched, and checked, when a range of them is taken."""
+
+    def __init__(self, source: LazyFetched) -> None:
+        self.source = source
+
+    def __getitem__(self, span: slice) -> NDArray[np.uint8]:
+        return np.frombuffer(self.source.view(span.start, span.stop - span.start), np.uint8)
+
+
 class Leaves:
     """Arrays of an opened model, by name: views of its files, with a unit or scales where they have them."""
 
-    def __init__(self, model: ModelFile) -> None:
+    def __init__(self, model: ModelFile, fetched: Sequence[LazyFetched | None] = ()) -> None:
         self.model = model
         self.columns = c = model.columns
         self.index = model.index
-        self.bases = [np.frombuffer(s.view(0, s.size), np.uint8) for s in model.sources]
+        given = fetched or [None] * len(model.sources)
+        self.bases: list[Any] = [
+            np.frombuffer(s.view(0, s.size), np.uint8) if f is None else Fetched(f)
+            for s, f in zip(model.sources, given, strict=True)
+        ]
         self.dtypes = [numpy_dtype(e.dtype) if e.decode is None and e.kind != "bool" else None for e in c.encodings]
         self.units: dict[Unit, Any] = {}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..encodings.values import aligned_empty, decode, decode_scaled
 from ..errors import ApsiError, ValueRefusedError, quote, visible
+from ..formats.base import is_mapped
 from ..listing import human_size
 
 if TYPE_CHECKING:
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
 
 STREAM = 1 << 20  # elements of a chunk when a tensor is streamed
 _FETCH = 8 << 20  # bytes that are fetched at a time where a file is not mapped
-
-
-def _mapped(tensor: Tensor) -> bool:
-    """Whether a view of all bytes costs nothing; of a file behind a URL it would bring them into memory."""
-    return getattr(tensor.source, "mapped", True)
 
 
 def _swapped(tensor: Tensor) -> bool:
@@ -100,7 +96,7 @@ def _index(values: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
 def _plain_part(tensor: Tensor, key: tuple[Any, ...]) -> NDArray[Any]:
     """Whole-byte values are indexed in place; packed ones and quantized tensors are decoded by rows first."""
     plain = tensor.qparams is None and tensor.info.encoding.decode is None
-    if tensor.affine is not None or (plain and _mapped(tensor)):
+    if tensor.affine is not None or (plain and is_mapped(tensor.source)):
         return _index(read_tensor(tensor), key)
     bounds = _bounds(tensor.shape, key)
     rows = _rows_of(tensor)
@@ -230,7 +226,7 @@ def _fetched_rows(tensor: Tensor, outer: tuple[Any, ...]) -> tuple[NDArray[np.ui
     """Stored bytes, their shape without the last axis, and the key in them: of a mapped file all, else picked rows."""
     import numpy as np
 
-    bounds = None if _mapped(tensor) or not outer else _bounds(tensor.shape[:1], outer[:1])
+    bounds = None if is_mapped(tensor.source) or not outer else _bounds(tensor.shape[:1], outer[:1])
     if bounds is None:
         return np.frombuffer(tensor.raw(), np.uint8), tensor.shape[:-1], outer
     (lo, hi), nbytes = bounds[0][0], tensor.nbytes // max(tensor.shape[0], 1)
@@ -258,7 +254,7 @@ def stream(
         return
     small = widen and encoding.kind in ("float", "block") and encoding.dtype not in ("float32", "float64")
     buffer = aligned_empty((min(step, last - first),), "float32") if small or (widen and encoding.is_block) else None
-    wide = last - first if _mapped(tensor) else max(_FETCH // max(_stored(encoding, step), 1), 1) * step
+    wide = last - first if is_mapped(tensor.source) else max(_FETCH // max(_stored(encoding, step), 1), 1) * step
     for start in range(first, last, max(wide, 1)):
         end, base = min(start + wide, last), _stored(encoding, start)
         raw = tensor.source.view(tensor.offset + base, _stored(encoding, end) - base)
@@ -309,7 +305,7 @@ def tensor_repr(tensor: Tensor) -> str:
     unit = f" [{tensor.unit}]" if tensor.unit is not None else ""
     shape = " × ".join(map(str, tensor.shape)) or "scalar"
     head = f"{visible(tensor.name, 80)}: {shape} {tensor.encoding}{unit}, {human_size(tensor.nbytes)}"
-    small = tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex" and _mapped(tensor)
+    small = tensor.numel <= BRIEF and tensor.info.encoding.kind != "complex" and is_mapped(tensor.source)
     wanted = tensor.kept_stats is not None or small
     if not wanted or not tensor.numel:
         return f"<Tensor {head}>"

@@ -8,8 +8,10 @@ could not be read is never safe. `tests/test_scan.py` enforces this on attacks a
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 from ..errors import ApsiError, ModelFileError, UnknownFormatError, quote, visible
+from ..formats.base import open_beside, plain_file_name
 from ..formats.pickle_globals import verdict as verdict_of
 from ..formats.pickle_machine import Machine
 from ..formats.pickle_nodes import PickleError
@@ -17,7 +19,9 @@ from ..formats.pickle_reader import MAX_PICKLE, run
 from ..formats.torch import is_legacy, is_tar
 from ..formats.zip_archive import Member, read_members, read_small
 from ..model import Finding
-from ..source import BytesSource, FileSource
+from ..remote_url import masked
+from ..source import BytesSource
+from .open import source_of
 from .scan_report import ScanReport, Seen
 from .scan_text import hidden_pickles, json_findings, text_findings
 
@@ -40,8 +44,8 @@ def scan(path: str | os.PathLike[str]) -> ScanReport:
     Parameters
     ----------
     path
-        A file of any kind (PyTorch, pickle, GGUF, safetensors, ONNX, JSON), the index of a sharded checkpoint, or a
-        folder: then every file in it.
+        A file of any kind (PyTorch, pickle, GGUF, safetensors, ONNX, JSON), the index of a sharded checkpoint, a URL of
+        one of these, or a folder: then every file in it.
 
     Returns
     -------
@@ -63,7 +67,7 @@ def scan(path: str | os.PathLike[str]) -> ScanReport:
             scanner.unread("", "the folder holds no file")
     else:
         scanner.file(name, "")
-    return scanner.seen.report(name)
+    return scanner.seen.report(masked(name))
 
 
 def _files(folder: str) -> list[str]:
@@ -87,12 +91,12 @@ class _Scanner:
         self.seen.add(Finding("warning", "not-read", f"{where}: {reason}" if where else reason), unsure=True)
 
     def file(self, path: str, where: str) -> None:
-        """One file on disk, and the shards that it names."""
-        with FileSource(path) as source:
+        """One file on disk or behind a URL, and the shards that it names."""
+        with closing(source_of(path)) as source:
             self.source(source, where, 0)
             self.reader(source, where)
-        if path.endswith(".index.json"):
-            self.shards(path, where)
+            if source.name.endswith(".index.json"):
+                self.shards(source, where)
 
     def reader(self, source: ByteSource, where: str) -> None:
         """A pickle that our own reader refuses asks for more than tensors and plain values, or for absurdly many."""
@@ -108,25 +112,25 @@ class _Scanner:
         except ApsiError as exc:
             self.unread(where, f"it cannot be opened: {exc.reason if isinstance(exc, ModelFileError) else exc}")
 
-    def shards(self, path: str, where: str) -> None:
+    def shards(self, source: ByteSource, where: str) -> None:
         import json
 
-        from ..formats.base import plain_file_name
-
         try:
-            with open(path, "rb") as f:
-                index = json.loads(f.read(_JSON_LIMIT))
+            index = json.loads(source.read_at(0, min(source.size, _JSON_LIMIT)))
             names = sorted(set(map(str, index["weight_map"].values())))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.unread(where, "the index of the shards cannot be read")
             return
         for name in names[:MAX_FILES]:
-            shard = os.path.join(os.path.dirname(path), name)
-            if not plain_file_name(name) or not os.path.isfile(shard):
+            try:
+                shard = open_beside(source, name) if plain_file_name(name) else None
+            except (FileNotFoundError, ModelFileError):
+                shard = None
+            if shard is None:
                 self.unread(where, f"shard {quote(name)} is not there")
             else:
-                with FileSource(shard) as source:
-                    self.source(source, name, 0)
+                with closing(shard):
+                    self.source(shard, name, 0)
 
     def source(self, source: ByteSource, where: str, depth: int) -> None:
         """Anything, by its first bytes."""

@@ -16,10 +16,9 @@ from ..formats.pickle_nodes import Call, Dict, Global, Persistent
 from ..formats.torch import load, sniff
 from ..formats.torch_plain import LISTS, constant, container, plain
 from ..formats.torch_tree import key_text
-from ..source import FileSource
 from ..tree import from_names, record
-from .open import find_in_folder
 from .open import open as open_model
+from .open import source_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,10 +71,7 @@ def torch_load(path: str | os.PathLike[str], framework: str = "numpy") -> Any:
     made = _to_torch if framework == "torch" else _to_numpy
     if framework == "torch":
         _torch()
-    name = os.fsdecode(path)
-    if os.path.isdir(name):
-        name = find_in_folder(name)
-    source = FileSource(name)
+    source = source_of(path)
     head = source.read_at(0, min(512, source.size))
     if sniff(head, source.size):
         try:
@@ -85,8 +81,8 @@ def torch_load(path: str | os.PathLike[str], framework: str = "numpy") -> Any:
             raise
     source.close()
     if sharded.sniff(head, source.size):
-        return _from_shards(open_model(name), made)
-    raise UnknownFormatError(name, "is no PyTorch file", hint="use open")
+        return _from_shards(open_model(path), made)
+    raise UnknownFormatError(source.name, "is no PyTorch file", hint="use open")
 
 
 def _from_shards(model: ModelFile, made: Any) -> Any:

@@ -9,19 +9,20 @@ is the same. `tests/test_verify.py` enforces the states.
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import NamedTuple, Protocol
 
-from ..errors import ApsiError, ModelFileError, TruncatedFileError, VerificationError, quote
+from ..errors import ApsiError, ModelFileError, TruncatedFileError, VerificationError
 from ..formats import apsim, safetensors, sharded
 from ..formats.apsim_write import index_sha256
+from ..formats.base import open_beside
 from ..integrity import check, signing
 from ..report import ORDER, Part, Report
-from ..source import FileSource
-from .open import find_in_folder, open_source
+from .open import find_in_folder, open_source, source_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Executor
     from typing import Any
 
@@ -64,13 +65,14 @@ def verify(
     threads: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Check a model file: structure, tensor table, data, metadata, signature, every shard.
 
     Parameters
     ----------
     path
-        A file, an index, or a folder.
+        A file, an index, a folder, or the URL of a file; its chunks are fetched by ranges.
     key
         Check the signature with it: True (the per-user key), bytes, or a secret.
     full
@@ -82,6 +84,8 @@ def verify(
         of a dask cluster, … The report is the same.
     progress
         Called with the bytes checked and their total.
+    storage_options
+        Of a URL, as in `open`.
 
     Returns
     -------
@@ -98,13 +102,12 @@ def verify(
         The key cannot be used (empty, too short, or there is no per-user key).
     """
     options = Options(None if key is None or key is False else signing.Key(key), full, threads, progress, executor)
-    name = find(path)
-    with FileSource(name) as source:
+    with closing(source_of(find(path), storage_options)) as source:
         try:
             model = None if _is_apsim_index(source) else open_source(source)
         except TruncatedFileError as exc:
             part = Part("structure", "incomplete", exc.reason if exc.where is None else f"{exc.where}: {exc.reason}")
-            return Report(name, "unknown", "incomplete", (part,), with_key=options.key is not None)
+            return Report(source.name, "unknown", "incomplete", (part,), with_key=options.key is not None)
         if model is None:
             return verify_index(source, options)
         with model:
@@ -129,7 +132,7 @@ def verify_opened(
         return verify_model(model.sources[0], model, options)
     if model.format != "apsim":
         return _without_digests(model, options)
-    with FileSource(model.path) as source:
+    with closing(open_beside(model.sources[0], os.path.basename(model.path))) as source:
         return verify_index(source, options, model)
 
 
@@ -396,8 +399,8 @@ def _open_shard(
         reason = exc.reason if isinstance(exc, ModelFileError) else str(exc)
         return Part(name, "incomplete" if isinstance(exc, OSError) or "missing" in reason else "damaged", reason)
     if claims.meta.get("shard") != place:
-        found = quote(str(claims.meta.get("shard")))
-        return Part(name, "damaged", f"is shard {found}, the index wants {place}: shards are mixed")
+        found = sharded.which_shard(claims.meta)
+        return Part(name, "damaged", f"{found}, the index wants shard {place}: shards are mixed")
     if claims.signed != (row["sha256"], row["meta_sha256"]):
         reason = "its digests are not those of the index: shards of different checkpoints are mixed"
         return Part(name, "damaged", reason)
