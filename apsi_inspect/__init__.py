@@ -21,7 +21,7 @@ _PUBLIC = {
     "ModelFileError": ".errors",
     "Plan": ".ops.plan_report",
     "QTensor": ".qtensor",
-    "Report": ".report",
+    "Report": ".reports",
     "Tensor": ".model",
     "TensorNotFoundError": ".errors",
     "TensorTable": ".table",

@@ -92,7 +92,7 @@ from .ops.torch import torch_load as torch_load
 from .ops.verify import verify as verify
 from .permit import permissions as permissions
 from .qtensor import QTensor as QTensor
-from .report import Report as Report
+from .reports import Report as Report
 from .table import TensorTable as TensorTable
 from .tree import record as record
 from .units import Unit as Unit

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .ops.stats import TensorStats
-    from .report import Report
+    from .reports import Report
     from .table import TensorTable
 
 

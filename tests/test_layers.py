@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "apsi_inspect"
 # Layers from the lowest; a module imports from its own layer and from lower ones.
 LAYERS = [
     {"errors", "units", "tree", "source", "remote", "atomic", "permit", "kernels", "display", "css"},
-    {"encodings", "model", "listing", "parts", "qtensor", "report"},
+    {"encodings", "model", "listing", "parts", "qtensor", "reports"},
     {"formats", "integrity"},
     {"table"},
     {"ops", "samples"},

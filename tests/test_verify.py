@@ -17,7 +17,7 @@ import pytest
 
 import apsi_inspect as ai
 from apsi_inspect.errors import ModelFileError, VerificationError
-from apsi_inspect.report import Part, Report
+from apsi_inspect.reports import Part, Report
 
 from . import apsim_oracle
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from ..remote_url import masked
-from ..report import SCHEMA_VERSION
+from ..reports import SCHEMA_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import Any
 
-    from ..report import Report
+    from ..reports import Report
 
 
 def add_parser(verbs: Any) -> None:

@@ -212,7 +212,7 @@ def load_ipython_extension(ipython: Any) -> None:
     """``%load_ext apsi_inspect``: register the magics and their completion."""
     from ..ops.changes import ConversionReport
     from ..ops.comparison import Comparison
-    from ..report import Report
+    from ..reports import Report
     from .magics_compare import CompareMagics
     from .magics_convert import ConvertMagics
     from .magics_verify import VerifyMagics

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..report import Report
+    from ..reports import Report
 
 
 @magics_class

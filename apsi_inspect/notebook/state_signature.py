@@ -18,7 +18,7 @@ from .state_job import Job
 
 if TYPE_CHECKING:
     from ..parts import Part
-    from ..report import Report
+    from ..reports import Report
     from .state_job import Progress
 
 NO_KEY, SECRET, USER_KEY, KEY_FILE = "no key", "secret", "per-user key", "key file"

@@ -17,7 +17,7 @@ from ..formats import apsim, safetensors, sharded
 from ..formats.apsim_write import index_sha256
 from ..formats.base import open_beside
 from ..integrity import check, signing
-from ..report import ORDER, Part, Report
+from ..reports import ORDER, Part, Report
 from .open import find_in_folder, open_source, source_of
 
 TYPE_CHECKING = False
