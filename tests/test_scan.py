@@ -209,6 +209,8 @@ def test_the_report_is_frozen_and_shown(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         report.verdict = "safe"
     html, shown = report._repr_html_(), str(report)
+    assert shown.splitlines()[0].endswith("  ✗ unsafe")  # a word of its own: verify's are about bytes, not about code
+    assert not {"intact", "damaged", "not-checked"} & set(shown.replace(":", " ").split())
     assert "<script" not in html
     assert "\x1b" not in shown
     assert "\u202e" not in shown

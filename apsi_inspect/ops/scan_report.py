@@ -76,8 +76,8 @@ class ScanReport(Displayable):
     @property
     def reason(self) -> str:
         """One sentence on the whole."""
-        if self.findings and not self.ok:
-            return self.findings[0].message
+        if not self.ok:
+            return self.findings[0].message if self.findings else "nothing of it was read"
         return "everything that a loader would execute was read, and asks for tensors and plain values only"
 
     def raise_if_failed(self) -> ScanReport:
@@ -110,9 +110,8 @@ class ScanReport(Displayable):
     def _parts(self) -> Any:
         from ..parts import Badge, Column, Details, Stack, Strip, Table, Text
 
-        kind = {"safe": "intact", "unsafe": "damaged"}.get(self.verdict, "not-checked")
-        head = Strip(Text(visible(self.path, 80), "code"), self.verdict, [("read", self.coverage)])
-        below: list[Any] = [Badge(kind, f"{self.verdict}: {visible(self.reason, 300)}")]
+        head = Strip(Text(visible(self.path, 80), "code"), Badge(self.verdict), [("read", self.coverage)])
+        below: list[Any] = [visible(self.reason, 300)] if self.ok or not self.findings else []
         below += [Badge(f.severity, visible(f.message, 300)) for f in self.findings[:20]]
         if len(self.findings) > 20:
             below.append(Text(f"… {len(self.findings) - 20} more findings", "muted"))
