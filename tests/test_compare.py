@@ -297,7 +297,7 @@ def test_norms_of_gemma_and_matrices_of_gpt2(tmp_path: Path) -> None:
     norm, wide = X[0, :64].copy(), X[:24, :8].copy()
     a = saved(tmp_path / "a.safetensors", **{"model.norm.weight": norm})
     c = compare(a, gguf_file(tmp_path / "b.gguf", {"output_norm.weight": (norm + 1, None)}, "gemma2"))
-    assert (only(c).verdict, only(c).note) == ("identical", "1 added as GGUF has it")
+    assert (only(c).verdict, only(c).note) == ("identical", "1 added")
     a = saved(tmp_path / "c.safetensors", **{"h.0.mlp.c_fc.weight": wide})
     b = gguf_file(tmp_path / "d.gguf", {"blk.0.ffn_up.weight": (np.ascontiguousarray(wide.T), None)}, "gpt2")
     t = only(compare(a, b))
@@ -404,6 +404,28 @@ def test_an_executor_gives_the_same(tmp_path: Path, pool: Any) -> None:
     with pool(2) as executor:
         for one, two in ((a, b), tuple(ai.samples.path(f"fracast{x}.safetensors") for x in ("", "-int8"))):
             assert compare(one, two, executor=executor).to_dict() == compare(one, two).to_dict()
+
+
+def test_trees_in_memory(tmp_path: Path) -> None:
+    """Arrays and QTensors against the file that was saved from them, and from torch."""
+    small = X[:8].astype(ml_dtypes.bfloat16)
+    params = ai.record(
+        layers=[ai.record(w=ai.quantize(X, "int4", axis=-1, block=32), b=X[0])],
+        flags=np.array([True, False]), half=small, int4=X[0].astype(ml_dtypes.int4), scalar=np.float32(2), t=X[:, ::2],
+    )  # fmt: skip
+    ai.save_model(tmp_path / "a.apsim", ai.record((k, v) for k, v in params.items() if k != "int4"))
+    c = compare(params, tmp_path / "a.apsim")
+    assert [t.name for t in c.tensors if t.verdict != "identical"] == ["int4"]
+    assert c.a.format == "in memory"
+    tuned = ai.record(params, scalar=np.float32(3), int4=params.int4)
+    assert [t.name for t in compare(params, tuned).of("changed")] == ["scalar"]
+    state = {"layers.0.b": torch.tensor(X[0]), "half": torch.tensor(small.astype(np.float32)).bfloat16()}
+    assert {t.verdict for t in compare(state, params, tensors="[hl]*[bf]").tensors} == {"identical"}
+    for nothing in ({}, 3, {"x": object()}):
+        with pytest.raises(ValueRefusedError):
+            compare(params, nothing)
+    with ProcessPoolExecutor(1) as pool, pytest.raises(ValueRefusedError, match="in memory"):
+        compare(params, tuned, executor=pool)
 
 
 def test_a_selection(tmp_path: Path) -> None:

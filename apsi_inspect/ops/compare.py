@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ValueRefusedError, quote
 from ..listing import brief, glob, totals
-from ..model import ModelFile
+from ..model import Finding, ModelFile
 from ..remote_url import masked
 from . import carry
 from .align import Pair, align
 from .companion_scales import logical
 from .comparison import Compared, Comparison, KeyDifference, Side
+from .in_memory import model_of
 from .open import open as open_model
 from .pairs import measure
 from .tasks import run_tasks, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from ..model import Tensor
@@ -35,8 +36,8 @@ _QUIET = 64 << 20  # bytes that are compared without a bar
 
 
 def compare(
-    a: str | os.PathLike[str] | ModelFile,
-    b: str | os.PathLike[str] | ModelFile,
+    a: Any,
+    b: Any,
     *,
     tensors: str | None = None,
     executor: Executor | None = None,
@@ -47,9 +48,10 @@ def compare(
     Parameters
     ----------
     a, b
-        The original and the other: anything `open` takes, or opened models. Names are matched as they are, by the maps
-        of the `gguf` package where one is a GGUF and the other has Hugging Face names (the permuted rows of q and k of
-        Llama models included), and without a leading part that only one of them has.
+        The original and the other: anything `open` takes, an opened model, or a tree of arrays and QTensors as
+        `save_model` takes it (its names are the paths with dots). Names are matched as they are, by the maps of the
+        `gguf` package where one is a GGUF and the other has Hugging Face names (the permuted rows of q and k of Llama
+        models included), and without a leading part that only one of them has.
     tensors
         Only tensors one of whose names matches this glob.
     executor
@@ -68,13 +70,21 @@ def compare(
     Raises
     ------
     ValueRefusedError
-        No tensor matches.
+        No tensor matches, or a tree holds something else than arrays.
     OSError, ModelFileError
         A file cannot be read.
     """
     with ExitStack() as stack:
-        models = [m if isinstance(m, ModelFile) else stack.enter_context(open_model(m)) for m in (a, b)]
+        models = [_opened(m, letter, stack) for m, letter in ((a, "A"), (b, "B"))]
         return _compare(models[0], models[1], tensors, executor, progress)
+
+
+def _opened(model: Any, letter: str, stack: ExitStack) -> ModelFile:
+    if isinstance(model, ModelFile):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return stack.enter_context(open_model(model))
+    return model_of(model, f"tree {letter}")
 
 
 def _compare(
@@ -91,7 +101,21 @@ def _compare(
     found = dict(zip(wanted, _measured(a, b, wanted, executor, progress), strict=True))
     rows = [_compared(a, b, p, found.get(p)) for p in pairs]
     units = _differences({n: str(u) for n, u in a.units.items()}, {n: str(u) for n, u in b.units.items()})
-    return Comparison(_side(a), _side(b), tuple(rows), tuple(_metadata(a, b)), tuple(units), aligned.notes)
+    notes = [*aligned.notes, *_moved(found.values())]
+    return Comparison(_side(a), _side(b), tuple(rows), tuple(_metadata(a, b)), tuple(units), tuple(notes))
+
+
+def _moved(found: Iterable[Measured]) -> list[Finding]:
+    """What a converter did to values, and is undone here."""
+    layouts = [m.layout for m in found if m.layout is not None]
+    rows, shifted = sum(bool(y.heads) for y in layouts), sum(bool(y.shift) for y in layouts)
+    out = []
+    if rows:
+        text = f"{rows} q and k tensors are compared in the order of rows that GGUF has (rows permuted)"
+        out.append(Finding("note", "permuted", text))
+    if shifted:
+        out.append(Finding("note", "shifted", f"{shifted} norms are compared with the 1 added that GGUF has"))
+    return out
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -74,6 +74,13 @@ def _worst(tensors: Sequence[Compared]) -> list[Compared]:
     return sorted(tensors, key=lambda t: -(t.metric("rel_l2") or 0.0))
 
 
+def _noted(heads: list[Column], rows: list[list[Inline]]) -> tuple[list[Column], list[list[Inline]]]:
+    """With the notes, the last cells, in a column of their own; without it where there are none."""
+    if any(row[-1] for row in rows):
+        return [*heads, Column("", elastic=True)], rows
+    return heads, [row[:-1] for row in rows]
+
+
 def _changed(tensors: Sequence[Compared]) -> Table:
     rows: list[list[Inline]] = []
     for t in tensors[:SHOWN]:
@@ -81,8 +88,8 @@ def _changed(tensors: Sequence[Compared]) -> Table:
         numbers = [_number(t.metric(m), m) for m in ("sqnr_db", "rel_l2")]
         rows.append([_names(t), _encodings(t), count, *numbers, *_greatest(t), t.note])
     heads = [Column("tensor", elastic=True), Column("encoding")]
-    heads += [Column(x, "right") for x in ("values changed", "SQNR dB", "relative error", "greatest change", "at")]
-    return Table([*heads, Column("", elastic=True)], rows, "Changed tensors, the worst first", _more(tensors, SHOWN))
+    heads += [Column(x, "right") for x in ("changed", "SQNR dB", "rel. error", "greatest change", "at")]
+    return Table(*_noted(heads, rows), "Changed tensors, the worst first", _more(tensors, SHOWN))
 
 
 def _greatest(t: Compared) -> tuple[str, str]:
@@ -94,8 +101,8 @@ def _greatest(t: Compared) -> tuple[str, str]:
 
 def _shapes(tensors: Sequence[Compared]) -> Table:
     rows: list[list[Inline]] = [[_names(t), _shape(t.shape_a), _shape(t.shape_b), t.note] for t in tensors[:SHOWN]]
-    heads = [Column("tensor", elastic=True), Column("in A", "right"), Column("in B", "right"), Column("", elastic=True)]
-    return Table(heads, rows, "Tensors of another shape", _more(tensors, SHOWN))
+    heads = [Column("tensor", elastic=True), Column("in A", "right"), Column("in B", "right")]
+    return Table(*_noted(heads, rows), "Tensors of another shape", _more(tensors, SHOWN))
 
 
 def _missing(tensors: Sequence[Compared]) -> Table:
@@ -121,12 +128,8 @@ def _rounded(noise: Sequence[Compared]) -> Details:
         numbers = [_number(t.metric(m), m) for m in ("sqnr_db", "rel_l2", "cosine", "max_abs_error")]
         rows.append([_names(t), _encodings(t), *numbers, _against(t), t.note])
     heads = [Column("tensor", elastic=True), Column("encoding")]
-    heads += [Column(x, "right") for x in ("SQNR dB", "relative error", "cosine", "max error", "our rounding")]
-    if not any(t.note for t in noise[:FEW]):
-        rows = [row[:-1] for row in rows]
-    else:
-        heads.append(Column("", elastic=True))
-    return Details("Rounded tensors, the worst first", Table(heads, rows, more=_more(noise, FEW)))
+    heads += [Column(x, "right") for x in ("SQNR dB", "rel. error", "cosine", "max error", "our rounding")]
+    return Details("Rounded tensors, the worst first", Table(*_noted(heads, rows), more=_more(noise, FEW)))
 
 
 def _against(t: Compared) -> str:
@@ -134,11 +137,9 @@ def _against(t: Compared) -> str:
     return "exactly" if t.rounded else "–" if t.ratio is None else f"{t.ratio:.2f} ×"
 
 
-def _names(t: Compared) -> Inline:
-    """The name; both where one does not follow from the other."""
-    if t.a is None or t.b is None or t.how not in ("map", "tied"):
-        return Text(t.name, "code")
-    return Line([Text(t.a, "code"), "=", Text(t.b, "code")])
+def _names(t: Compared) -> Text:
+    """The name; GGUF's, which is the shorter one, where a map gave it."""
+    return Text(min(str(t.a), str(t.b), key=len) if t.how == "map" else t.name, "code")
 
 
 def _encodings(t: Compared) -> Inline:
@@ -172,7 +173,7 @@ def _by_encoding(noise: Sequence[Compared]) -> Table:
                 f"{exact} of {len(ts)}",
             ]
         )
-    labels = ("tensors", "parameters", "SQNR dB", "worst relative error", "exactly as we round")
+    labels = ("tensors", "parameters", "SQNR dB", "worst rel. error", "exactly as we round")
     return Table(
         [Column("encoding"), *(Column(x, "right") for x in labels)], rows, "Differences that rounding explains"
     )

@@ -64,8 +64,8 @@ class Layout(NamedTuple):
     def words(self) -> str:
         """What was done, for people."""
         if self.heads:
-            return f"rows of {self.heads} heads permuted as GGUF has them"
-        return f"{self.shift:g} added as GGUF has it" if self.shift else "transposed in GGUF"
+            return f"rows permuted ({self.heads} heads)"
+        return f"{self.shift:g} added" if self.shift else "transposed in GGUF"
 
 
 class Facts(NamedTuple):
