@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -19,7 +21,7 @@ from apsi_inspect.errors import ModelFileError, ValueRefusedError
 from apsi_inspect.kernels.stats import SEGMENT
 from apsi_inspect.ops import stats_tasks
 from apsi_inspect.ops.open import open_source
-from apsi_inspect.report import Report
+from apsi_inspect.reports import Report
 from apsi_inspect.source import BytesSource
 
 from . import test_tasks
@@ -286,3 +288,31 @@ class TestConvert:
                 tmp_path / "x.safetensors", tmp_path / f"y.{ending}", "bf16", executor=processes, progress=interrupt
             )
         assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def apsi(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "apsi_inspect", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+class TestCommand:
+    def test_the_same_output(self, tmp_path: Path) -> None:
+        path = checkpoint(tmp_path, tensors=1)
+        for verb in ("verify", "stats"):
+            there, here = apsi("model", verb, path, "--json", "--workers", 2), apsi("model", verb, path, "--json")
+            assert (there.stdout, there.stderr, there.returncode) == (here.stdout, "", here.returncode)
+
+    def test_convert(self, tmp_path: Path) -> None:
+        src = test_tasks.gguf(tmp_path)
+        for name, more in (("a", []), ("b", ["--workers", 2])):
+            done = apsi("model", "convert", src, tmp_path / f"{name}.apsim", "--dtype", "int8", *more)
+            assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "a.apsim").read_bytes() == (tmp_path / "b.apsim").read_bytes()
+
+    @pytest.mark.parametrize("more", [["--workers", 0], ["--workers", -1], ["--workers", 2, "--scheduler", "x"]])
+    def test_usage(self, more: list[Any], tmp_path: Path) -> None:
+        src = test_tasks.gguf(tmp_path)
+        for verb in (["verify", src], ["stats", src], ["convert", src, tmp_path / "x.apsim"]):
+            done = apsi("model", *verb, *more)
+            assert (done.returncode, done.stdout) == (2, ""), verb
+            assert "--workers" in done.stderr

@@ -10,10 +10,12 @@ import sys
 
 from ..errors import ApsiError, ValueRefusedError, VerificationError, visible
 from .verify import add_key_arguments, key_of
+from .workers import add_worker_arguments, executor_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from concurrent.futures import Executor
     from typing import Any
 
     from ..ops.changes import ConversionReport
@@ -40,12 +42,17 @@ def add_parser(verbs: Any) -> None:
         "--block", type=lambda s: int(s) if s.isdecimal() else s, metavar="N",
         help="for .apsim formats: elements of a block, or 'axis': a row (default: a row for 8 bits, else 32)",
     )  # fmt: skip
+    p.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN",
+        help="leave out the tensors whose name matches, e.g. '*.position_ids'; can be given several times",
+    )  # fmt: skip
     p.add_argument("--shard", metavar="SIZE", help="split into files of at most SIZE of data each, e.g. 4GB")
     p.add_argument("--architecture", metavar="NAME", help="for .gguf: general.architecture, which runtimes need")
     p.add_argument("--alignment", type=int, metavar="N", help="for .gguf: of the tensors' data (default 32)")
     p.add_argument("--force", action="store_true", help="replace DST where it is there already")
     p.add_argument("--dry-run", action="store_true", help="only say what would be done, with exact sizes")
     p.add_argument("--threads", type=int, metavar="N", help="default: one a core, at most 8")
+    add_worker_arguments(p)
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
     add_key_arguments(p)
     p.add_argument("--source-key", metavar="SECRET", help="of SRC, where it is another than the one that signs DST")
@@ -55,17 +62,10 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print the report."""
-    from ..ops.convert import prepared
-
     try:
         if args.source_key is not None and args.source_key_file is not None:
             raise ValueRefusedError("--source-key and --source-key-file: give one of them")
-        planned = prepared(
-            args.src, args.dst, args.dtype, args.shard, key_of(args), source_key=_source_key(args),
-            tensor_types=args.rules, plan=args.plan, block=args.block, architecture=args.architecture,
-            alignment=args.alignment, force=args.force, threads=args.threads,
-        )  # fmt: skip
-        with planned as conversion:
+        with executor_of(args) as executor, _prepared(args, executor) as conversion:
             return _write(conversion, args)
     except VerificationError as exc:
         return _fail(exc, 1)
@@ -73,6 +73,16 @@ def run(args: argparse.Namespace) -> int:
         return _fail(exc, 2)
     except (ApsiError, OSError) as exc:
         return _fail(exc, 3)
+
+
+def _prepared(args: argparse.Namespace, executor: Executor | None) -> Any:
+    from ..ops.convert import prepared
+
+    return prepared(
+        args.src, args.dst, args.dtype, args.shard, key_of(args), source_key=_source_key(args),
+        tensor_types=args.rules, plan=args.plan, exclude=args.exclude, block=args.block, architecture=args.architecture,
+        alignment=args.alignment, force=args.force, threads=args.threads, executor=executor,
+    )  # fmt: skip
 
 
 def _write(conversion: Any, args: argparse.Namespace) -> int:
