@@ -25,7 +25,7 @@ from apsi_inspect.kernels import error as k
 from apsi_inspect.kernels._jit import vectors_pay
 from apsi_inspect.ops.error import FORMATS, parse_format, quant_error
 from apsi_inspect.ops.error_table import COLUMNS, TOTALS
-from apsi_inspect.ops.trials import FUSED, piece_of, trial_of
+from apsi_inspect.ops.trials import FUSED, Piece, trial_of
 
 from .ggml_oracle import families, reference
 from .html_page import Page
@@ -143,7 +143,7 @@ def test_one_pass_gives_the_bits_of_three(name: str) -> None:
     encoding = ENCODINGS[name]
     into, back, size = encoder(encoding), decoder(encoding), encoding.block_size
     for family, x in families(16, seed=3).items():
-        piece = piece_of(np.tile(x.reshape(-1), 20)[: k.SEGMENT + 2048])
+        piece = Piece(np.tile(x.reshape(-1), 20)[: k.SEGMENT + 2048])
         given = piece.values
         rows = np.zeros((2, k.COLUMNS))
         trial_of(encoding, 256, False)(piece, rows)

@@ -11,6 +11,8 @@ the definition).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ._jit import kernel
@@ -31,12 +33,6 @@ def quarters(v: W) -> list[W]:
     return [v.pick(range(i, i + LANES)) for i in range(0, 4 * LANES, LANES)]
 
 
-def folded(v: W) -> W:
-    """The sum of the four quarters."""
-    a, b, c, d = quarters(v)
-    return (a + b) + (c + d)
-
-
 class Sums:
     """The sums of a group in registers, inside an emitter."""
 
@@ -45,16 +41,23 @@ class Sums:
         self.squares = self.x = self.y = self.top = zero
         self.zeroed = zero.bits(I32)
 
-    def add(self, x: W, y: W) -> None:
-        """32 pairs."""
-        e = x - y
-        e = e * e
-        self.squares += folded(e)
-        self.x += folded(x * x)
-        self.y += folded(y * y)
-        for a, b, c in zip(quarters(x), quarters(y), quarters(e), strict=True):
-            self.top = c.gt(self.top).sel(c, self.top)
-            self.zeroed = self.zeroed - (b.eq(0.0) & (a.eq(0.0) ^ 1)).sext(I32)
+    def add(self, pairs: Iterable[tuple[W, W]]) -> None:
+        """32 pairs, four times eight: taken one after the other, so that few registers are in use at a time."""
+        halves: list[tuple[W, W, W]] = []
+        before: tuple[W, W, W] | None = None
+        for x, y in pairs:
+            e = x - y
+            e = e * e
+            self.top = e.gt(self.top).sel(e, self.top)
+            self.zeroed = self.zeroed - (y.eq(0.0) & (x.eq(0.0) ^ 1)).sext(I32)
+            terms = e, x * x, y * y
+            if before is None:
+                before = terms
+            else:
+                halves.append((before[0] + terms[0], before[1] + terms[1], before[2] + terms[2]))
+                before = None
+        (e, x, y), (f, v, w) = halves
+        self.squares, self.x, self.y = self.squares + (e + f), self.x + (x + v), self.y + (y + w)
 
     def store(self, lanes: M, counts: M) -> W:
         """Into the scratch of the segment; gives the greatest squared error."""
@@ -71,7 +74,7 @@ def group(x: M, y: M, lanes: M, counts: M) -> W:
     for i in range(0, GROUP, 4 * LANES):
         x.prefetch(4096 + 4 * i)
         x.prefetch(4096 + 4 * i + 64)
-        sums.add(x.load(F, 4 * LANES, 4 * i), y.load(F, 4 * LANES, 4 * i))
+        sums.add((x.load(F, LANES, 4 * k), y.load(F, LANES, 4 * k)) for k in range(i, i + 4 * LANES, LANES))
     return sums.store(lanes, counts)
 
 
@@ -204,17 +207,25 @@ def outside(x, low, high):
     return found
 
 
+@emitter(M, M, M, F, F, ret=I32)
+def beyond_32(x: M, low: M, high: M, below: W, above: W) -> W:
+    """Of 32 values, how many lie further out than `below` and `above` of its width beyond the ends of their grid."""
+    n = below.splat(LANES).bits(I32).like(0)
+    under, over = below.splat(LANES), above.splat(LANES)
+    for k in range(0, 16 * LANES, 4 * LANES):
+        v, a, z = (m.load(F, LANES, k) for m in (x, low, high))
+        span = z - a
+        a, z = a - under * span, z + over * span
+        n = n - (v.lt(a.lt(z).sel(a, z)) | v.gt(a.lt(z).sel(z, a))).sext(I32)
+    return n.reduce("add")
+
+
 @kernel
 def beyond(x, low, high, below, above):
-    """How many values lie further out than `below` and `above` of its width beyond their grid.
-
-    `low` and `high`: for each value the ends of the grid of its block, in either order.
-    """
-    found = 0
-    for i in range(x.size):
-        span = high[i] - low[i]
-        a, z = low[i] - below * span, high[i] + above * span
-        found += (x[i] < min(a, z)) | (x[i] > max(a, z))
+    """How many values do; `low` and `high` are the ends for each value, in either order. Whole 32s of values."""
+    found, a, b, c = 0, x.ctypes.data, low.ctypes.data, high.ctypes.data
+    for i in range(0, 4 * x.size, 16 * LANES):
+        found += beyond_32(a + i, b + i, c + i, below, above)
     return found
 
 

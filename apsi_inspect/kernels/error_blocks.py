@@ -2,8 +2,8 @@
 
 Contract: `error_x(x, rows)` does for whole groups of `GROUP` values what encoding, decoding, `error.pair_sums` and
 counting the clipped values do one after the other, bit for bit, and gives how many segments it did: it stops at the
-first that `pair_sums` would do one by one. `rows` are float64 zeros on entry, one for each segment. Needs what
-`_jit.vectors_pay` asks for, and finite values. `tests/test_error.py` compares.
+first that `pair_sums` would do one by one, or that has a value that is not finite. `rows` are float64 zeros on entry,
+one for each segment. Needs what `_jit.vectors_pay` asks for. `tests/test_error.py` compares.
 
 Eight blocks are a group. What the vectors of `encode_eights_simd` leave to its one-block emitters is encoded by those,
 and read back.
@@ -32,6 +32,7 @@ from .encode_eights_simd import (
     most,
     over_eight,
 )
+from .encode_floats import count_nonfinite
 from .error import CLIPPED, GROUP, LANES, SEGMENT, Sums, clear, finish, quarters, worst_of
 from .simd import I32, I64, F, M, Put, W, emitter
 
@@ -72,7 +73,7 @@ class Kind:
         return d, None, low, high, good((d.like(1.0) / d).abs().lt(INF), high.eq(minus) ^ 1)
 
     def value(self, v: W, inverse: W, minimum: W, scale: W, offset: W) -> W:
-        """What 32 values become."""
+        """What eight values become."""
         if self.affine:
             q = ((v - minimum) * inverse + 0.5).fptosi(I32).smin(self.top)
             return q.sitofp(F) * scale + offset
@@ -119,9 +120,9 @@ def scored(kind: Kind) -> Any:
     def score(x: M, room: M, lanes: M, counts: M) -> W:
         sums = Sums(x.load(F))
         for k in range(BLOCKS):
-            v = x.load(F, SIZE, 4 * SIZE * k)
-            own = [room.load(F, off=at + 4 * k).splat(SIZE) for at in (INVERSE, MINIMUM, SCALE, OFFSET)]
-            sums.add(v, kind.value(v, *own))
+            own = [room.load(F, off=at + 4 * k).splat(LANES) for at in (INVERSE, MINIMUM, SCALE, OFFSET)]
+            vs = (x.load(F, LANES, 4 * (SIZE * k + i)) for i in range(0, SIZE, LANES))
+            sums.add((v, kind.value(v, *own)) for v in vs)
         return sums.store(lanes, counts)
 
     return score
@@ -156,7 +157,7 @@ def read_back(kind: Kind) -> Any:
         sums = Sums(first)
         for k in range(BLOCKS):
             block, v = raw.plus(first.w(I64(kind.nbytes * k))), x.load(F, SIZE, 4 * SIZE * k)
-            kind.body(block, lambda y, off=0, v=v: sums.add(v, y))
+            kind.body(block, lambda y, off=0, v=v: sums.add(zip(quarters(v), quarters(y), strict=True)))
             low, high = kind.limits(block.half(), block.half(2) if kind.affine else None)
             room.store(low, LOW + 4 * k)
             room.store(high, HIGH + 4 * k)
@@ -189,6 +190,8 @@ def error_q8_0(x, rows):
             mask = prepare_q8_0(src, own)
             if mask != NOT:
                 top = score_q8_0(src, own, sums, found)
+            elif count_nonfinite(part, i, i + GROUP):
+                return s
             else:
                 encode_q8_0(part[i : i + GROUP], raw, 0, BLOCKS)
                 top = back_q8_0(src, r, own, sums, found)
@@ -219,6 +222,8 @@ def error_q4_0(x, rows):
             mask = prepare_q4_0(src, own)
             if mask != NOT:
                 top = score_q4_0(src, own, sums, found)
+            elif count_nonfinite(part, i, i + GROUP):
+                return s
             else:
                 encode_q4_0(part[i : i + GROUP], raw, 0, BLOCKS)
                 top = back_q4_0(src, r, own, sums, found)
@@ -249,6 +254,8 @@ def error_q4_1(x, rows):
             mask = prepare_q4_1(src, own)
             if mask != NOT:
                 top = score_q4_1(src, own, sums, found)
+            elif count_nonfinite(part, i, i + GROUP):
+                return s
             else:
                 encode_q4_1(part[i : i + GROUP], raw, 0, BLOCKS)
                 top = back_q4_1(src, r, own, sums, found)
@@ -279,6 +286,8 @@ def error_q5_0(x, rows):
             mask = prepare_q5_0(src, own)
             if mask != NOT:
                 top = score_q5_0(src, own, sums, found)
+            elif count_nonfinite(part, i, i + GROUP):
+                return s
             else:
                 encode_q5_0(part[i : i + GROUP], raw, 0, BLOCKS)
                 top = back_q5_0(src, r, own, sums, found)
@@ -309,6 +318,8 @@ def error_q5_1(x, rows):
             mask = prepare_q5_1(src, own)
             if mask != NOT:
                 top = score_q5_1(src, own, sums, found)
+            elif count_nonfinite(part, i, i + GROUP):
+                return s
             else:
                 encode_q5_1(part[i : i + GROUP], raw, 0, BLOCKS)
                 top = back_q5_1(src, r, own, sums, found)

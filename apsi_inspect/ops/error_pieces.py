@@ -14,7 +14,7 @@ import numpy as np
 from ..kernels.error import COLUMNS, MAX_AT, SEGMENT
 from .inputs import SCRATCH, FileInput, ScaledInput, input_of
 from .tasks import tensor_of
-from .trials import piece_of, trial_of
+from .trials import Piece, trial_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def measure(source: Input, job: Job, part: Part) -> NDArray[np.float64]:
     trials = [trial_of(encoding, row, kept) for encoding, kept in job.trials]
     out = []
     for values, first in _values(source, part):
-        piece = piece_of(values, *_weights(source.shape, job.weights, part, first, values.size))
+        piece = Piece(values, *_weights(source.shape, job.weights, part, first, values.size))
         rows = np.zeros((len(trials), -(-values.size // SEGMENT), COLUMNS))
         for trial, lines in zip(trials, rows, strict=True):
             trial(piece, lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ FUSED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # what `kernels.error_blocks` 
 _NO_GRID_END = ("F32", "F64")
 
 
-class Piece(NamedTuple):
+class Piece:
     """Consecutive values of a tensor, flat.
 
     Attributes
@@ -44,36 +44,34 @@ class Piece(NamedTuple):
         float32, read-only, aligned.
     original
         The same where float32 holds them, else float64.
-    bad
-        How many are not finite as float32.
     weights
         The weights of the columns, or None.
     first
         Where among the columns the piece begins.
     """
 
-    values: NDArray[np.float32]
-    original: NDArray[Any]
-    bad: int
-    weights: NDArray[np.float32] | None = None
-    first: int = 0
+    __slots__ = ("_bad", "first", "original", "values", "weights")
 
+    def __init__(self, values: NDArray[Any], weights: NDArray[np.float32] | None = None, first: int = 0) -> None:
+        self._bad: int | None = None
+        self.weights, self.first = weights, first
+        if values.dtype == np.float32:
+            self.values = values.view()
+            self.original: NDArray[Any] = self.values
+        else:
+            with np.errstate(over="ignore"):
+                self.values = values.astype(np.float32)
+            self.original = values.astype(np.float64, copy=False)
+            self.original.flags.writeable = False
+        self.values.flags.writeable = False
 
-def piece_of(values: NDArray[Any], weights: NDArray[np.float32] | None = None, first: int = 0) -> Piece:
-    """A piece from what an input reads."""
-    if values.dtype == np.float32:
-        narrow = values.view()
-    else:
-        with np.errstate(over="ignore"):
-            narrow = values.astype(np.float32)
-    narrow.flags.writeable = False
-    count: Callable[..., Any] = kernel("encode_floats:count_nonfinite")
-    bad = int(count(narrow, 0, narrow.size))
-    original: NDArray[Any] = narrow
-    if values.dtype != np.float32:
-        original = values.astype(np.float64, copy=False)
-        original.flags.writeable = False
-    return Piece(narrow, original, bad, weights, first)
+    @property
+    def bad(self) -> int:
+        """How many values are not finite as float32; counted when first asked for."""
+        if self._bad is None:
+            count: Callable[..., Any] = kernel("encode_floats:count_nonfinite")
+            self._bad = int(count(self.values, 0, self.values.size))
+        return self._bad
 
 
 def _compare(piece: Piece, approximation: NDArray[np.float32], rows: NDArray[np.float64]) -> None:
@@ -123,17 +121,16 @@ def _block(encoding: Encoding) -> Trial:
             end = SCRATCH.bytes(use, 4 * x.size).view(np.float32)
             back(given, end, 0, blocks)
             ends.append(end)
-        rows[0, k.CLIPPED] = k.beyond(x, *ends, grid.below, grid.above)
+        rows[0, k.CLIPPED] = k.beyond(x, *ends, np.float32(grid.below), np.float32(grid.above))
 
     def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
-        if _refused(piece, rows):
-            return
         x = piece.values
-        whole = fused is not None and piece.weights is None and piece.original.dtype == np.float32
-        if whole and x.size % k.GROUP == 0 and fused is not None and fused(x, rows) == len(rows):
-            return
-        rows[:] = 0
-        separate(piece, rows)
+        if fused is not None and piece.weights is None and piece.original is x and x.size % k.GROUP == 0:
+            if fused(x, rows) == len(rows):
+                return
+            rows[:] = 0
+        if not _refused(piece, rows):
+            separate(piece, rows)
 
     return trial
 
