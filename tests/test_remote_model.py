@@ -279,6 +279,24 @@ with ai.open({server.url + "/m.safetensors"!r}) as model:
         assert 400_000_000 <= server.sent < 402_000_000
 
 
+def test_executors_read_the_url_themselves(written: Path, chunked: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = written / "tiny-llama.gguf"
+    files = {"/m.gguf": path.read_bytes(), "/m.apsim": chunked.read_bytes()}
+    with Server(files, "needs_token", authorization="Bearer t") as server, ThreadPoolExecutor(2) as pool:
+        options = {"token": "t"}
+        with ai.open(f"{server.url}/m.gguf?sig=SECRET", storage_options=options) as model:
+            columns = ["mean", "std", "zeros"]
+            assert ai.stats(model, executor=pool).frame[columns].equals(ai.stats(path).frame[columns])
+        assert ai.verify(f"{server.url}/m.apsim", executor=pool, storage_options=options).status == "intact"
+        with (
+            ai.open(f"{server.url}/m.gguf", storage_options=options, stream=True) as model,
+            pytest.raises(ai.ValueRefusedError, match="in memory"),
+        ):
+            ai.stats(model, executor=pool)
+
+
 # -- command line and magic ----------------------------------------------------------------------------------------
 
 
