@@ -8,12 +8,23 @@ backgrounds; nothing is told by colour alone. Text from a file is shown literall
 
 from __future__ import annotations
 
-from math import log2
+from math import inf, log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plots_data import code_counts, counted, errors, grid, histogram, rounded, scale_pieces, source_of, values_of
+from .plots_data import (
+    code_counts,
+    counted,
+    errors,
+    extremes,
+    grid,
+    histogram,
+    rounded,
+    scale_pieces,
+    source_of,
+    values_of,
+)
 from .plots_drawing import (
     BASE,
     BLUE,
@@ -94,8 +105,9 @@ def value_histogram(tensor: Any, format: str | None = None, *, bins: int = BINS)
         As `error_histogram`. The grid of a block format differs from block to block: that of a typical block is drawn.
     """
     source = source_of(tensor)
-    found = histogram(lambda: values_of(source), bins)
     made = None if format is None else rounded(source, format)
+    beyond = (inf, -inf) if made is None else extremes(y for _, y in made.pairs())
+    found = histogram(lambda: values_of(source), bins, at_least=beyond)
     title = name_of(source.name) + (f", also as {made.encoding}" if made else f" ({source.encoding.name})")
     figure, ax = new(title, made.reason and f"asked for {format}: {made.reason}" if made else "")
     bars(ax, found.counts, found.edges, "values")
@@ -174,7 +186,9 @@ def code_utilisation(tensor: Any) -> Plot:
         where = place[counts == 0]
         ax.plot(where, np.zeros(unused), "x", color=ORANGE, markersize=4, label="never used", clip_on=False, zorder=3)
     whole = bool((codes == np.rint(codes)).all()) and not source.encoding.name.startswith("fp")
-    at = np.unique(np.linspace(0, len(codes) - 1, min(len(codes), 17 if whole else 9)).round().astype(int))
+    at = np.unique(
+        np.linspace(0, len(codes) - 1, min(len(codes), 17 if whole and len(codes) <= 64 else 9)).round().astype(int)
+    )
     ax.set_xticks(at, [g(codes[i]) for i in at])
     ax.set_ylim(0, float(share.max()) * 1.3 or 1)
     legend(ax, "upper left")

@@ -84,7 +84,14 @@ def values_of(source: Input) -> Iterator[NDArray[Any]]:
     return (source.read(a, b) for a, b in source.cuts(1))
 
 
-def histogram(pieces: Pieces, bins: int, again: Pieces | None = None, *, symmetric: bool = False) -> Histogram:
+def histogram(
+    pieces: Pieces,
+    bins: int,
+    again: Pieces | None = None,
+    *,
+    symmetric: bool = False,
+    at_least: tuple[float, float] = (inf, -inf),
+) -> Histogram:
     """An exact histogram in two passes.
 
     Parameters
@@ -93,6 +100,8 @@ def histogram(pieces: Pieces, bins: int, again: Pieces | None = None, *, symmetr
         Give the values anew each time; `again` for the second pass, where the first one also does something else.
     symmetric
         Edges from -m to m, where m is the greatest magnitude; else from the least value to the greatest.
+    at_least
+        A range that the edges take in as well.
     """
     n, nonfinite, low, high, total, squares, pivot = 0, 0, inf, -inf, 0.0, 0.0, 0.0
     for piece in pieces():
@@ -109,9 +118,19 @@ def histogram(pieces: Pieces, bins: int, again: Pieces | None = None, *, symmetr
     mean = total / n
     std = sqrt(max(squares / n - mean * mean, 0.0))
     largest = max(-low, high)
-    a, b = (-largest, largest) if symmetric else (low, high)
+    a, b = (-largest, largest) if symmetric else (min(low, at_least[0]), max(high, at_least[1]))
     edges = np.linspace(a, b, bins + 1) if a < b else np.linspace(a - 0.5, a + 0.5, bins + 1)
     return Histogram(counted(again or pieces, edges), edges, n, low, high, mean + pivot, std, nonfinite)
+
+
+def extremes(pieces: Iterable[NDArray[Any]]) -> tuple[float, float]:
+    """The least and the greatest finite value; infinity and its negative where there is none."""
+    low, high = inf, -inf
+    for piece in pieces:
+        good = _finite(piece)
+        if good.size:
+            low, high = min(low, float(good.min())), max(high, float(good.max()))
+    return low, high
 
 
 def counted(pieces: Pieces, edges: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -129,15 +129,17 @@ def _framed(column: float, row: float) -> Any:
 def _numbers(ax: Axes, mesh: Any, found: Heat) -> None:
     """The values in the cells, where there is room."""
     rows, columns = found.values.shape
-    if columns > 14 or rows * columns > 200:
+    if columns > 12 or rows * columns > 200:
         return
     for row in range(rows):
         for column in range(columns):
             value = found.values[row, column]
+            if np.isinf(value):  # no error at all
+                ax.text(column, row, "∞" if value > 0 else "−∞", ha="center", va="center", fontsize=9, color=INK)
             if isfinite(value):
                 red, green, blue, _ = mesh.cmap(mesh.norm(value))
                 dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-                text = f"{value:.1f}" if 1 <= abs(value) < 1000 else f"{value:.1g}"
+                text = f"{value:.1f}" if 1 <= abs(value) < 1000 else f"{value:.2g}"
                 ax.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
 
 

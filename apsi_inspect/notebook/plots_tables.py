@@ -67,7 +67,8 @@ def front(points: Sequence[tuple[str, float, float]]) -> list[int]:
 def heat(errors: Any, format: str, metric: str) -> Heat:
     """A metric of one format by layer and projection; the number in a name is its layer, the rest its projection.
 
-    Tensors without a number (embeddings, output) stand in no layer and are left out, as are those without a value.
+    Tensors without a number (embeddings, output) stand in no layer and are left out, as are those without a value
+    (norms and biases, which keep their encoding).
 
     Raises
     ------
@@ -82,10 +83,10 @@ def heat(errors: Any, format: str, metric: str) -> Heat:
     cells: dict[tuple[str, int], float] = {}
     for name, value in zip(rows["name"], rows[metric], strict=True):
         found = _LAYER.search(name)
-        if found is not None:
+        if found is not None and value == value:
             cells[name[: found.start()] + "N" + name[found.end() :], int(found[0])] = float(value)
     if not cells:
-        raise ValueRefusedError("no name of a tensor has the number of a layer in it")
+        raise ValueRefusedError(f"no tensor that stands in a layer has a {metric} in {format!r:.40}")
     projections = _short(sorted({p for p, _ in cells}, key=natural_key))
     layers = sorted({n for _, n in cells})
     values = np.full((len(projections), len(layers)), nan)
