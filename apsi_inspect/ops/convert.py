@@ -9,7 +9,7 @@ dropped is in the report. `tests/test_convert.py` enforces this.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ def convert(
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
@@ -76,6 +77,9 @@ def convert(
     plan
         Instead of `dtype` and `tensor_types`: a Plan (or its file) with the encoding of each tensor. One for another
         model is refused.
+    exclude
+        Leave out the tensors whose name matches this glob, or one of these; the report names them. A pattern that
+        matches none is refused.
     block
         For .apsim formats: elements of a block along the last axis, as in `quantize`: None is a row for 8 bits, else
         32; ``"axis"`` is a row.
@@ -112,7 +116,7 @@ def convert(
     conversion = prepared(
         src, dst, dtype, shard, key, sign, source_key=source_key, tensor_types=tensor_types, plan=plan, block=block,
         architecture=architecture, alignment=alignment, force=force, durable=durable, threads=threads,
-        executor=executor,
+        exclude=exclude, executor=executor,
     )  # fmt: skip
     with conversion as ready:
         return ready.report if dry_run else ready.write(progress)
@@ -130,6 +134,7 @@ def prepared(
     source_key: KeyLike | None = None,
     tensor_types: Rules | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     block: int | str | None = None,
     architecture: str | None = None,
     alignment: int | None = None,
@@ -155,6 +160,7 @@ def prepared(
         force,
         _plan(plan, dtype, tensor_types, block),
         executor,
+        exclude,
     )
     if isinstance(src, ModelFile):
         if key is not None or source_key is not None:

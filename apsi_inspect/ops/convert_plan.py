@@ -16,7 +16,7 @@ from ..formats.gguf_write import ALIGNMENT
 from ..model import Finding, ModelFile
 from ..tree import from_names
 from ..tree_write import needs_skeleton
-from . import carry, convert_files
+from . import carry, convert_files, exclude
 from .changes import ConversionReport, KeyChange
 from .gguf import Planned, change_of, plan_gguf, report_of, with_extras, write_gguf
 from .gguf_keys_of import ALIGN, Keys, file_keys, with_alignment
@@ -27,6 +27,7 @@ from .shared import Shared
 from .targets import assign, choose, parse_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from ..encodings import Encoding
@@ -55,6 +56,7 @@ class Options(NamedTuple):
     force: bool
     plan: Plan | None = None
     executor: Executor | None = None
+    exclude: str | Sequence[str] | None = None
 
 
 class Conversion(NamedTuple):
@@ -89,11 +91,24 @@ def plan(model: ModelFile, o: Options) -> Conversion:
     said = carry.carried(model)
     aside = {name for affine in model.affine.values() for name in affine.companions}
     names = [name for name in _names(model, said.skeleton) if name not in aside]
+    gone = set(exclude.excluded(names, o.exclude))
+    left_out = exclude.said([n for n in names if n in gone])
+    names = [n for n in names if n not in gone]
+    said = said._replace(skeleton=exclude.pruned(said.skeleton, gone))
     by_rule = assign(names, parse_rules(o.rules, o.container))
     if o.plan is not None:
         by_rule = o.plan.encodings(model, o.container)
-    planned = [_plan_tensor(model, name, by_rule.get(name, o.asked), name in by_rule, o, said) for name in names]
-    return (_to_gguf if o.container == "gguf" else _to_family)(model, planned, said, o)
+    planned: list[Planned] = []
+    refused: list[str] = []
+    for name in names:
+        try:
+            planned.append(_plan_tensor(model, name, by_rule.get(name, o.asked), name in by_rule, o, said))
+        except ValueRefusedError as exc:
+            refused.append(str(exc))
+    exclude.refuse(refused, o.container)
+    conversion = (_to_gguf if o.container == "gguf" else _to_family)(model, planned, said, o)
+    conversion.report.findings[:0] = left_out
+    return conversion
 
 
 def _names(model: ModelFile, skeleton: Any) -> list[str]:
