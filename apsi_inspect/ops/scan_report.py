@@ -111,7 +111,7 @@ class ScanReport(Displayable):
         from ..parts import Badge, Column, Details, Stack, Strip, Table, Text
 
         head = Strip(Text(visible(self.path, 80), "code"), Badge(self.verdict), [("read", self.coverage)])
-        below: list[Any] = [visible(self.reason, 300)] if self.ok or not self.findings else []
+        below: list[Any] = [Text(visible(self.reason, 300))] if self.ok or not self.findings else []
         below += [Badge(f.severity, visible(f.message, 300)) for f in self.findings[:20]]
         if len(self.findings) > 20:
             below.append(Text(f"… {len(self.findings) - 20} more findings", "muted"))
