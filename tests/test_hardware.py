@@ -25,6 +25,7 @@ from apsi_inspect.ops.hardware_weights import OPTIMIZERS
 from apsi_inspect.parts import to_html, to_text
 
 from .handmade import Gguf
+from .servers import Server
 
 F16 = 16.0
 LLAMA3_70B = {
@@ -280,6 +281,17 @@ def test_a_file_as_stored_with_the_config_beside_it(model: Path) -> None:
     assert not bare.cache
     assert any("not counted" in a for a in bare.assumptions)
     assert [n.context for n in bare.needs] == [None] * len(bare.needs)
+
+
+def test_a_model_behind_a_url_has_its_config_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    files = {"/a/m.safetensors": model.read_bytes(), "/b/m.safetensors": model.read_bytes()}
+    with Server({**files, "/a/config.json": (model.parent / "config.json").read_bytes()}) as server:
+        plan = hardware_plan(f"{server.url}/a/m.safetensors", context=4096, encodings="q8_0")
+        assert plan.cache[0].nbytes == 4096 * 320 * 1024
+        assert hardware_plan(f"{server.url}/b/m.safetensors").attention is None
+        assert hardware_plan(parameters="70B", config=f"{server.url}/a/config.json").attention is not None
 
 
 def test_estimates_and_devices() -> None:

@@ -14,6 +14,7 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ModelFileError, ValueRefusedError
+from ..formats.base import is_remote, open_beside
 from ..model import ModelFile
 from .attention import AttentionShape
 from .attention_config import ARGUMENTS, from_config
@@ -37,10 +38,13 @@ from .hardware_weights import (
     training_rows,
 )
 from .open import open as open_model
+from .open import source_of
 from .save import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..source import ByteSource
 
 _CONFIG_LIMIT = 1 << 24
 _NO_SHAPE = (
@@ -80,8 +84,8 @@ def hardware_plan(
     parameters
         ``"70B"``, ``"1.8T"`` or a number; the weights are then estimates.
     config
-        A ``config.json`` (its path, or its content as a dict); by default the one beside the model, else the keys of a
-        GGUF file.
+        A ``config.json`` (its path or URL, or its content as a dict); by default the keys of a GGUF file, else the
+        config.json beside the model.
     layers, hidden, heads, kv_heads, head_dim, kv_lora_rank, rope_dim, sliding_window
         The shape, where no file says it, or instead of what `config` says. `kv_lora_rank` and `rope_dim`: latent
         attention (MLA). `sliding_window`: of all layers.
@@ -229,11 +233,11 @@ def _config(model: ModelFile | None, asked: _Asked) -> tuple[Mapping[str, Any] |
         found, file = given, "config"
     elif given is not None:
         file = os.fsdecode(os.fspath(given))
-        found = _read(file)
+        found = _read(source_of(file))
     elif model is not None and not asked.shape:
-        beside = os.path.join(os.path.dirname(model.path), "config.json")
-        if f"{model.architecture}.block_count" not in model.metadata and os.path.isfile(beside):
-            found, file = _read(beside), beside
+        beside = None if f"{model.architecture}.block_count" in model.metadata else _beside(model)
+        if beside is not None:
+            found, file = _read(beside), beside.name
     if asked.shape:
         from .attention_config import inner
 
@@ -241,11 +245,20 @@ def _config(model: ModelFile | None, asked: _Asked) -> tuple[Mapping[str, Any] |
     return found, file
 
 
-def _read(name: str) -> dict[str, Any]:
-    """A JSON object from a file."""
-    from ..source import FileSource
+def _beside(model: ModelFile) -> ByteSource | None:
+    """The config.json in the folder of a model, or at its URL."""
+    first = model.sources[0] if model.sources else None
+    if first is None or not (is_remote(first) or os.path.isfile(first.name)):
+        return None
+    try:
+        return open_beside(first, "config.json")
+    except FileNotFoundError:
+        return None
 
-    source = FileSource(name)
+
+def _read(source: ByteSource) -> dict[str, Any]:
+    """A JSON object from a file, which is then closed."""
+    name = source.name
     try:
         if source.size > _CONFIG_LIMIT:
             raise ModelFileError(name, f"has {source.size} bytes; a config.json has fewer than {_CONFIG_LIMIT}")
