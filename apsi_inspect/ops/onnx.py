@@ -10,12 +10,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..display import Displayable
-from ..errors import MissingPackageError, UnknownFormatError, ValueRefusedError, quote, visible
+from ..errors import MissingPackageError, ModelFileError, UnknownFormatError, visible
 from ..formats.onnx_graph import Graph
 from ..formats.protobuf import Wire
 from ..listing import one_line
 from ..tree import record
 from .lazy import Later, LazyRecord
+from .onnx_inputs import feeds_of, guarded
 from .open import open as open_model
 
 if TYPE_CHECKING:
@@ -68,38 +69,18 @@ class OnnxModel(Displayable):
         Raises
         ------
         ValueRefusedError
-            An input is missing, or not one of the model's.
+            An input is missing, not one of the model's, or of another type or shape than the graph declares; or the
+            runtime cannot run the model on them.
         MissingPackageError
             Neither onnxruntime nor onnx is installed.
         """
-        feeds = self._feeds(args, kwargs)
+        feeds = feeds_of(self.graph.inputs, args, kwargs)
         if self._run is None:
             self._run = _runner(self.model.path)
         outputs = self._run(feeds)
         if len(outputs) == 1:
             return outputs[0]
         return record(zip(self.graph.outputs, outputs, strict=True))
-
-    def _feeds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        import numpy as np
-
-        wanted = list(self.graph.inputs)
-        if len(args) > len(wanted):
-            raise ValueRefusedError(f"{len(args)} inputs are given, the model has {len(wanted)}")
-        feeds = dict(zip(wanted, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in wanted or name in feeds:
-                known = ", ".join(map(quote, wanted))
-                raise ValueRefusedError(f"{quote(name)} is no input of the model, or is given twice; inputs: {known}")
-            feeds[name] = value
-        missing = [n for n in wanted if n not in feeds and not self.graph.inputs[n].startswith("optional")]
-        if missing:
-            raise ValueRefusedError(f"input {quote(missing[0])} ({visible(self.graph.inputs[missing[0]])}) is missing")
-        return {n: np.asarray(v) if _is_tensor(self.graph.inputs[n]) else v for n, v in feeds.items()}
-
-
-def _is_tensor(kind: str) -> bool:
-    return not kind.startswith(("sequence", "map", "optional"))
 
 
 def _maker(tensor: Tensor) -> Callable[[], NDArray[Any]]:
@@ -137,8 +118,20 @@ def _runner(path: str) -> Callable[[dict[str, Any]], list[Any]]:
     options.log_severity_level = 3
     # quantized weights are computed with in float32, as the model says, not with activations rounded to int8 too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda feeds: list(session.run(None, feeds))
+    errors = _errors_of()
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except errors as exc:
+        raise ModelFileError(path, f"onnxruntime cannot run it: {visible(str(exc), 300)}") from None
+    return guarded(lambda feeds: list(session.run(None, feeds)), "onnxruntime", errors)
+
+
+def _errors_of() -> tuple[type[Exception], ...]:
+    """The exceptions of onnxruntime, which have no common class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
+    return (*own, RuntimeError, ValueError)
 
 
 def _reference(path: str) -> Callable[[dict[str, Any]], list[Any]]:
@@ -148,7 +141,8 @@ def _reference(path: str) -> Callable[[dict[str, Any]], list[Any]]:
     except ImportError as exc:
         raise MissingPackageError("onnxruntime", "running an ONNX model", "onnx") from exc
     evaluator = ReferenceEvaluator(onnx.load(path))
-    return lambda feeds: list(evaluator.run(None, feeds))
+    errors = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError)
+    return guarded(lambda feeds: list(evaluator.run(None, feeds)), "onnx's evaluator", errors)
 
 
 def onnx_model(path: str | os.PathLike[str]) -> OnnxModel:
