@@ -76,6 +76,9 @@ class HttpOptions(NamedTuple):
         for key, value in [*options.headers.items(), ("token", options.token or "")]:
             if not isinstance(value, str) or not value.isprintable():  # the value may be a secret
                 raise ValueRefusedError(f"storage_options for http: {quote(str(key))} is no printable text")
+        for key, number in (("timeout", options.timeout), ("retries", options.retries)):
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e6:
+                raise ValueRefusedError(f"storage_options for http: {key} is {number!r:.40}, a number was expected")
         return options
 
 
@@ -307,7 +310,7 @@ def _why(exc: OSError | HTTPException) -> str:
     """What went wrong, without the address."""
     if isinstance(exc, TimeoutError):
         return "the server does not answer in time"
-    if isinstance(exc, OSError) and exc.errno and exc.errno in errno.errorcode and exc.errno > 0:
-        return os.strerror(exc.errno)
+    if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError) and (exc.errno or 0) in errno.errorcode:
+        return os.strerror(exc.errno or 0)
     text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
     return visible(f"{type(exc).__name__}: {text}" if text else type(exc).__name__, 200)

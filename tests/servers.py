@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
     def slow(self, file: File, number: int) -> None:
         begin, end = self.span(file)
         self.head(file, begin, end)
-        self.body(file, begin, end, step=1 << 17, pause=0.02)
+        self.body(file, begin, end, step=1 << 17, pause=self.server.settings.get("pause", 0.02))
 
     def silent(self, file: File, number: int) -> None:
         """Half of the bytes, and then nothing; better the second time."""

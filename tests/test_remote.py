@@ -388,12 +388,57 @@ def test_options() -> None:
         assert source_of(server, token="t").size == len(DATA)
         with pytest.raises(PermissionError, match="it needs credentials"):
             source_of(server)
-        for options, text in (({"tokens": 1}, "'tokens' is not known"), ({"token": "a\nb"}, "'token' is no printable")):
+        for options, text in (
+            ({"tokens": 1}, "'tokens' is not known"),
+            ({"token": "a\nb"}, "'token' is no printable"),
+            ({"timeout": "soon"}, "timeout is 'soon'"),
+        ):
             with pytest.raises(ai.ValueRefusedError, match=text):
                 ai.open(f"{server.url}/f", storage_options=options)
     for more in ({"storage_options": {"token": "x"}}, {"stream": True}):
         with pytest.raises(ai.ValueRefusedError, match="is a path"):
             ai.open("somewhere.gguf", **more)
+
+
+def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ssl
+
+    from apsi_inspect.remote_http import _certificates
+
+    pem = tmp_path / "localhost.pem"
+    pem.write_bytes(self_signed())
+    with Server({"/f": DATA}) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = f"https://localhost:{server.server_address[1]}/f"
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            RemoteSource(url)
+        assert not server.requests
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        _certificates.cache_clear()
+        source = RemoteSource(url)
+        assert source.view(0, len(DATA)) == DATA
+        assert source.read_at(5, 2_000_000) == DATA[5:2_000_005]
+    _certificates.cache_clear()
+
+
+def self_signed() -> bytes:
+    """A key and a certificate for localhost."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=localhost")
+    start = datetime.datetime(2020, 1, 1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, start, datetime.datetime(2120, 1, 1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +148,16 @@ def flipped(data: bytes, at: int) -> bytes:
     out = bytearray(data)
     out[at] ^= 1
     return bytes(out)
+
+
+def test_ctrl_c_ends_a_slow_verification(chunked: Path) -> None:
+    with serving(chunked.parent, "slow") as server:
+        server.settings["pause"] = 0.2  # 128 KiB at a time on each of eight connections
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            ai.verify(f"{server.url}/m.apsim")
+        assert time.monotonic() - begin < 4.5
 
 
 def test_verify_goes_through_the_chunks_once(chunked: Path) -> None:
@@ -312,11 +326,11 @@ def test_the_command_line_takes_urls(tmp_path: Path) -> None:
             done = apsi("model", verb, url, "--json")
             assert (done.returncode, done.stderr) == (0, ""), verb
             assert json.loads(done.stdout)["file"] == shown
-            assert "SECRET" not in apsi("model", verb, url).stdout
             missing = apsi("model", verb, f"{server.url}/none.apsim?sig=SECRET")
             assert missing.returncode == 3
             assert "HTTP 404" in missing.stderr
             assert "SECRET" not in missing.stderr
+        assert "SECRET" not in apsi("model", "info", url).stdout
         done = apsi("model", "convert", url, tmp_path / "out.safetensors")
         assert done.returncode == 0, done.stderr
         assert "SECRET" not in done.stdout
