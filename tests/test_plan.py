@@ -337,6 +337,28 @@ def test_a_plan_for_something_else_writes_nothing(real: dict[str, np.ndarray], e
     assert sorted(f.name for f in tmp_path.iterdir()) == ["less.safetensors", "more.safetensors", "turned.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "message"),
+    [
+        ("n", "F32", "tensor 'n' is I64, 'F32' is planned"),
+        ("w", "I64", "dtype 'I64' cannot be written to gguf"),
+        ("w", "nothing", "dtype 'nothing' cannot be written to gguf"),
+        ("b", "Q8_0", "tensor 'b': Q8_0 was asked for, but it is 1-D"),
+    ],
+)
+def test_a_plan_that_somebody_changed(tmp_path: Path, name: str, chosen: str, message: str) -> None:
+    tensors = {"w": np.eye(32, dtype=np.float32), "b": np.ones(32, np.float32), "n": np.arange(3)}
+    src, path = tmp_path / "m.safetensors", tmp_path / "p.json"
+    save_file(tensors, src)
+    plan(src, 728, formats=["q8_0", "q4_0"], errors=measured({"w": tensors["w"]})).save(path)
+    document = json.loads(path.read_text())
+    next(r for r in document["rows"] if r["name"] == name)["chosen"] = chosen
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueRefusedError, match=message):
+        ai.convert(src, tmp_path / "m.gguf", plan=path)
+    assert not (tmp_path / "m.gguf").exists()
+
+
 def test_text_and_html_say_the_same(errors: Any) -> None:
     p = plan(REAL, bpw=8, formats=FORMATS, errors=errors, keep=["head.queries"])
     text, page = to_text(p._parts()), Page(to_html(p._parts()))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..display import Displayable
 from ..errors import ValueRefusedError, quote, visible
 from ..listing import human_size
-from .targets import parse_dtype
+from .targets import choose, parse_dtype
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +208,7 @@ class Plan(Displayable):
             if shape != r.shape:
                 what = f"tensor {quote(r.name)} has shape {shape}, {r.shape} is planned"
                 raise ValueRefusedError(f"the plan is for another model: {what}")
-        return {r.name: encoding_named(r.chosen, container) for r in self.rows}
+        return {r.name: _encoding(r, model, container) for r in self.rows}
 
     def to_llama_quantize(self, target: str = "planned.gguf") -> list[str]:
         """The arguments with which `llama-quantize` chooses the same types; see `plan_llama`."""
@@ -262,12 +262,18 @@ class Plan(Displayable):
         return plan_parts(self)
 
 
-def encoding_named(name: str, container: str) -> Encoding:
-    """The encoding of a row: any that the container has, also of tensors that are not floats."""
-    from ..encodings import ENCODINGS
+def _encoding(row: PlanRow, model: ModelFile, container: str) -> Encoding:
+    """The encoding that a row names: that of the tensor as it is, or one that floats can be written in."""
+    from .inputs import input_of
 
-    found = ENCODINGS.get(name)
-    return found if found is not None else parse_dtype(name, container)
+    source = input_of(model[row.name]).encoding
+    kept = choose(row.name, source, row.shape, container, None).encoding
+    if row.chosen == kept.name:
+        return kept
+    if source.kind not in ("float", "block", "scaled"):
+        what = f"tensor {quote(row.name)} is {source.name}, {quote(row.chosen, 20)} is planned"
+        raise ValueRefusedError(f"the plan is for another model: {what}")
+    return parse_dtype(row.chosen, container)
 
 
 def _decibels(signal: float | None, squares: float) -> float:
