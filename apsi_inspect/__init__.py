@@ -60,6 +60,7 @@ _PUBLIC = {
     "quantize_model": ".ops.quantize",
     "record": ".tree",
     "safetensors_info": ".ops.info",
+    "report": ".notebook.page",
     "samples": ".samples",
     "save_gguf": ".ops.gguf",
     "save_model": ".ops.save",

@@ -35,6 +35,7 @@ from .notebook.widgets_error import quant_error_widget as quant_error_widget
 from .notebook.widgets_metadata import metadata_widget as metadata_widget
 from .notebook.widgets_signature import signature_widget as signature_widget
 from .notebook.widgets_units import units_widget as units_widget
+from .notebook.page import report as report
 from .ops.changes import ConversionReport as ConversionReport
 from .ops.compare import compare as compare
 from .ops.comparison import Comparison as Comparison
