@@ -410,6 +410,57 @@ def test_absurd_configurations_name_the_key(tmp_path: Path, change: dict[str, An
     assert str(path) in str(caught.value)
 
 
+BASES = [
+    LLAMA3_70B, DEEPSEEK_V3, GEMMA2_9B, JAMBA, QWEN3_NEXT, {**MISTRAL_7B, "num_experts": 8, "num_experts_per_tok": 2},
+    {**LLAMA3_70B, "linear_attn_config": {"full_attn_layers": [4], "num_heads": 2, "head_dim": 4}},
+    {**JAMBA, "attn_layer_period": None, "attn_layer_indices": [1], "model_type": "bamba"},
+    {**LLAMA3_70B, "attn_config": {"kv_n_heads": 4}, "layer_types": ["mamba"] * 80, "mamba_d_conv": 4,
+     "mamba_d_state": 2, "mamba_n_heads": 2, "mamba_d_head": 3},
+    {**LLAMA3_70B, "no_rope_layers": [1] * 80, "attention_chunk_size": 5, "num_kv_shared_layers": 3},
+    {**LLAMA3_70B, "layer_types": ["conv"] * 80, "conv_L_cache": 3, "sliding_window_pattern": "LG"},
+]  # fmt: skip
+ODD = [None, True, -1, 0, 1, 2**70, 1e300, 0.5, "", "x" * 100, [], [[]], [{}], [-1], [1], {}, {"a": 1}, [None] * 100]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_any_value_of_any_key_is_used_or_refused(base: dict[str, Any]) -> None:
+    for key in base:
+        for value in ODD:
+            try:
+                plan = hardware_plan(parameters="7B", config={**base, key: value}, encodings="bf16")
+            except (ModelFileError, ValueRefusedError):
+                continue
+            assert all(c.nbytes >= 0 for c in plan.cache)
+
+
+GGUF_BASES = {
+    "gemma3": {"attention__sliding_window": 8, "attention__sliding_window_pattern": [True, False], "context_length": 9},
+    "deepseek2": {"attention__kv_lora_rank": 4, "attention__key_length_mla": 4, "rope__dimension_count": 2,
+                  "attention__key_length": 6, "attention__indexer__key_length": 2, "nextn_predict_layers": 1},
+    "jamba": {"ssm__conv_kernel": 4, "ssm__inner_size": 4, "ssm__state_size": 2, "ssm__group_count": 1,
+              "attention__head_count_kv": [0, 2], "feed_forward_length": [1, 2]},
+    "qwen3next": {"ssm__conv_kernel": 4, "ssm__inner_size": 4, "ssm__state_size": 2, "full_attention_interval": 2,
+                  "attention__recurrent_layers": [True, False]},
+    "rwkv7": {"wkv__head_size": 2, "token_shift_count": 2},
+    "lfm2": {"shortconv__l_cache": 3, "attention__head_count_kv": [0, 2]},
+    "kimi-linear": {"kda__head_dim": 2, "ssm__conv_kernel": 4, "attention__head_count_kv": [0, 1],
+                    "attention__shared_kv_layers": 1, "attention__causal": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", GGUF_BASES)
+def test_any_value_of_any_gguf_key_is_used_or_refused(arch: str) -> None:
+    base = {"block_count": 2, "embedding_length": 8, "attention__head_count": 2, **GGUF_BASES[arch]}
+    assert gguf(arch, **base).layers == base["block_count"] - base.get("nextn_predict_layers", 0)
+    for key in base:
+        for value in ODD:
+            try:
+                shape = gguf(arch, **{**base, key: value})
+            except ModelFileError:
+                continue
+            assert shape.nbytes(1000, 1, F16) >= 0
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "nul", '{"a": ' * 5000, '"x"', "\xff"])
 def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"

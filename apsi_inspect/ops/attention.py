@@ -261,6 +261,10 @@ class Keys:
             return [self.check(key, value, least)] * layers
         return [self.check(key, int(v) if isinstance(v, bool) else v, least) for v in self.listed(key, layers)]
 
+    def numbers(self, key: str) -> set[int]:
+        """The whole numbers of a list."""
+        return {self.check(key, v, 0) for v in self.listed(key)}
+
     def listed(self, key: str, count: int | None = None) -> list[Any]:
         """A list, of so many items at least."""
         value = self.values[key]

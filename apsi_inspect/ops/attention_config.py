@@ -130,7 +130,8 @@ def _words(keys: Keys, model_type: str, count: int, notes: list[str]) -> list[st
         return ["mamba"] * count
     linear = keys.values.get("linear_attn_config")
     if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):  # Kimi Linear counts from 1
-        return ["full" if i + 1 in linear["full_attn_layers"] else "kda" for i in range(count)]
+        full = Keys(linear, keys.file).numbers("full_attn_layers")
+        return ["full" if i + 1 in full else "kda" for i in range(count)]
     listed = keys.first("layer_types", "layers_block_type", "hybrid_override_pattern")
     if listed is not None:
         value = keys.values[listed]
@@ -142,7 +143,7 @@ def _words(keys: Keys, model_type: str, count: int, notes: list[str]) -> list[st
         period, offset = keys.whole("attn_layer_period"), keys.whole("attn_layer_offset", default=0, least=0)
         return ["full" if i % period == offset else "mamba" for i in range(count)]
     if keys.has("attn_layer_indices"):
-        indices = set(keys.listed("attn_layer_indices"))
+        indices = keys.numbers("attn_layer_indices")
         return ["full" if i in indices else "mamba" for i in range(count)]
     if keys.has("full_attention_interval"):
         interval = keys.whole("full_attention_interval")
