@@ -109,7 +109,7 @@ def plan(
     matrix = None if weights is None else weights_of(weights)
     menus = plan_choices.menus(model, into, parsed, rules, plan_choices.written(model))
     limit = _limit(target, bpw, menus)
-    _reach(limit, [min(o.nbytes for o in m.options) for m in menus], [max(o.nbytes for o in m.options) for m in menus])
+    _reach(limit, [min(o.nbytes for o in m.options) for m in menus], [_most(m) for m in menus])  # before measuring
     found = errors_of(model, menus, errors, matrix, sample, executor, progress)
     sampled = sample if errors is None else errors.sampled
     items, uses = _items(menus, found)
@@ -155,6 +155,12 @@ def _reach(limit: int, smallest: Sequence[int], largest: Sequence[int]) -> None:
             f"{limit} bytes are {where} possible size: {low} to {high} bytes ({human_size(low)} to {human_size(high)})"
         )
         raise ValueRefusedError(f"{what} with these formats and rules")
+
+
+def _most(menu: Menu) -> int:
+    """Bytes beyond which a tensor gains nothing: of the smallest option without loss, else of the largest."""
+    exact = [o.nbytes for o in menu.options if o.lossless]
+    return min(exact) if exact else max(o.nbytes for o in menu.options)
 
 
 def _range(items: Sequence[Item]) -> tuple[int, int]:
