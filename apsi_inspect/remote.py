@@ -58,7 +58,7 @@ CACHE = 64 << 20
 PART = 8 << 20
 EXACT = 4 << 20  # longer ranges are not kept
 _PARALLEL = 4
-_AHEAD = 32  # blocks that follow the head while a header is read forward; four times as many each time, to PART
+_AHEAD = 32  # blocks that follow the head while a header is read forward, then 112: 9.5 MiB in three requests
 _SKIP = 16  # blocks that a reader of a header may skip and is still reading forward
 _SPARE = 256 << 20  # bytes of the disk that a download leaves free
 
@@ -265,7 +265,7 @@ class RemoteSource:
             forward = self._ahead and self._forward <= i <= self._forward + _SKIP
             if forward:
                 end = max(end, i + self._ahead)
-                self._ahead = min(self._ahead * 4, PART // BLOCK)
+                self._ahead = min(self._ahead * 7 // 2, PART // BLOCK)
             stop = next((j for j in range(i, min(end, total)) if j in self._blocks), min(end, total))
             if forward:
                 self._forward = stop
