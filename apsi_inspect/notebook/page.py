@@ -38,7 +38,7 @@ _PAGE = """<!doctype html>
 :root {{ color-scheme: light dark }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }}
 h2 {{ font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid #8886; padding-bottom: .2rem }}
-nav a {{ margin-right: 1rem }} img {{ display: block; margin: .8rem 0 }}
+nav a {{ margin-right: 1rem }} img {{ margin: .8rem 0 }} #values img {{ max-width: 49% !important }}
 {style}</style></head><body class="apsi"><nav aria-label="Contents">{contents}</nav>
 {body}
 </body></html>
