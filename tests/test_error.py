@@ -137,22 +137,24 @@ def test_odd_values_equal_ggml(name: str) -> None:
             assert row["zeroed"] == ((a != 0) & (b == 0)).mean(), family
 
 
+@pytest.mark.parametrize("more", [2048, 2048 + 96, 64, -32])
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.skipif(not vectors_pay(), reason="the CPU runs the plain loops")
-def test_one_pass_gives_the_bits_of_three(name: str) -> None:
+def test_one_pass_gives_the_bits_of_three(name: str, more: int) -> None:
     encoding = ENCODINGS[name]
     into, back, size = encoder(encoding), decoder(encoding), encoding.block_size
     for family, x in families(16, seed=3).items():
-        piece = Piece(np.tile(x.reshape(-1), 20)[: k.SEGMENT + 2048])
+        piece = Piece(np.tile(x.reshape(-1), 20)[: k.SEGMENT + more])
         given = piece.values
-        rows = np.zeros((2, k.COLUMNS))
+        segments = 1 + (more > 0)
+        rows = np.zeros((segments, k.COLUMNS))
         trial_of(encoding, 256, False)(piece, rows)
         raw = np.zeros(given.size // size * encoding.block_bytes, np.uint8)
         y = np.zeros(given.size, np.float32)
         into(given, raw, 0, given.size // size)
         back(raw, y, 0, given.size // size)
         y.flags.writeable = False
-        apart = np.zeros((2, k.COLUMNS))
+        apart = np.zeros((segments, k.COLUMNS))
         k.pair_sums(given, y, apart)
         rows[:, k.CLIPPED] = 0
         assert np.array_equal(rows, apart, equal_nan=True), family

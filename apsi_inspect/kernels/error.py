@@ -173,7 +173,16 @@ def pair_sums(x, y, rows):
     for s in range(rows.shape[0]):
         a, b = s * SEGMENT, min(x.size, (s + 1) * SEGMENT)
         segment(x[a:b], y[a:b], lanes, counts, rows[s])
-        rows[s, MAX_AT] += a
+        rows[s, MAX_AT] += a if rows[s, MAX] > 0.0 else 0
+
+
+@kernel
+def rest(x, y, start, row):
+    """The last pairs of a segment, fewer than a group, which begin at `start`: what `segment` does with them."""
+    before = row[MAX]
+    one_by_one(x, y, 0, row)
+    if row[MAX] > before:
+        row[MAX_AT] += start
 
 
 @kernel
@@ -182,7 +191,7 @@ def wide_sums(x, y, rows):
     for s in range(rows.shape[0]):
         a, b = s * SEGMENT, min(x.size, (s + 1) * SEGMENT)
         one_by_one(x[a:b], y[a:b], 0, rows[s])
-        rows[s, MAX_AT] += a
+        rows[s, MAX_AT] += a if rows[s, MAX] > 0.0 else 0
 
 
 @kernel

@@ -84,6 +84,7 @@ def _errors() -> Iterator[Task]:
     yield "error.wide_sums", error.wide_sums, (d, x, rows)
     yield "error.wide_sums", error.wide_sums, (d, d, rows)
     yield "error.weigh", error.weigh, (x, x, _array(1, np.float32, given=True), 0, row)
+    yield "error.rest", error.rest, (x, x, 0, row)
     yield "error.alone", error.alone, (x, row)
     yield "error.alone", error.alone, (d, row)
     yield "error.beyond", error.beyond, (x, y, y, np.float32(0), np.float32(0))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..kernels.error import COLUMNS, MAX_AT, SEGMENT
+from ..kernels.error import COLUMNS, GROUP, MAX_AT, SEGMENT
 from .inputs import SCRATCH, FileInput, ScaledInput, input_of
 from .tasks import tensor_of
 from .trials import Piece, trial_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .inputs import Input
     from .tasks import TensorSpec
 
+_READ = 4  # steps that are read at a time
 _UNIT = 1 << 14  # elements: of longer rows, a sample takes parts
 _BLOCKS = 256  # a whole number of blocks of every type
 
@@ -73,7 +74,8 @@ def pieces(source: Input, job: Job) -> list[Part]:
     packed = [e.block_size for e, _ in job.trials if not e.is_block and e.kind != "scaled"]
     own = [] if isinstance(source, ScaledInput) else [source.encoding.block_size]
     unit = lcm(row, *packed, *own) if rows or row <= SEGMENT else _BLOCKS
-    step = max(SEGMENT // unit, 1) * unit
+    whole = lcm(unit, GROUP)  # a step of whole groups has no rest, which would be done apart
+    step = SEGMENT // whole * whole or max(SEGMENT // unit, 1) * unit
     cuts = source.cuts(row if isinstance(source, ScaledInput) else step)
     if job.sample is None or job.sample >= numel:
         return [Part((cut,), step) for cut in cuts]
@@ -119,13 +121,11 @@ def _values(source: Input, part: Part) -> Iterator[tuple[NDArray[Any], int]]:
         yield _gathered(source, part), part.spans[0][0]
         return
     ((a, b),) = part.spans
-    if isinstance(source, ScaledInput):
-        values = source.read(a, b)
-        for i in range(0, b - a, part.step):
-            yield values[i : i + part.step], a + i
-        return
-    for i in range(a, b, part.step):
-        yield _read(source, i, min(b, i + part.step)), i
+    length = b - a if isinstance(source, ScaledInput) else _READ * part.step
+    for i in range(a, b, length):
+        values = _read(source, i, min(b, i + length))
+        for j in range(0, values.size, part.step):
+            yield values[j : j + part.step], i + j
 
 
 def _read(source: Input, a: int, b: int) -> NDArray[Any]:

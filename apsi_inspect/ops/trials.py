@@ -106,31 +106,51 @@ def _block(encoding: Encoding) -> Trial:
     if encoding.name in FUSED and vectors_pay():
         fused = getattr(import_module("..kernels.error_blocks", __package__), f"error_{encoding.name.lower()}")
 
-    def separate(piece: Piece, rows: NDArray[np.float64]) -> None:
-        x = piece.values
+    def tried(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """The encoded blocks, and what they decode to."""
         blocks = x.size // size
         raw, given = _given("trial", blocks * nbytes)
         into(x, raw, 0, blocks)
-        y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
+        y, decoded = (b.view(np.float32) for b in _given("tried", 4 * x.size))
         back(given, y, 0, blocks)
-        _compare(piece, y, rows)
-        ends = []
+        return raw, decoded
+
+    def clipped(x: NDArray[np.float32], raw: NDArray[np.uint8]) -> int:
+        """How many values lie beyond the grids of these blocks; the codes are lost."""
+        blocks, ends = x.size // size, []
+        given = raw.view()
+        given.flags.writeable = False
         for use, code in (("low", grid.lowest), ("high", grid.highest)):
             for codes in grid.codes:
                 raw.reshape(blocks, nbytes)[:, codes] = code
             end = SCRATCH.bytes(use, 4 * x.size).view(np.float32)
             back(given, end, 0, blocks)
             ends.append(end)
-        rows[0, k.CLIPPED] = k.beyond(x, *ends, np.float32(grid.below), np.float32(grid.above))
+        return int(k.beyond(x, *ends, np.float32(grid.below), np.float32(grid.above)))
+
+    def in_one(piece: Piece, rows: NDArray[np.float64]) -> bool:
+        """Whole groups in registers, the rest apart; False if that cannot be done."""
+        x = piece.values
+        whole = x.size // k.GROUP * k.GROUP
+        segments = -(-whole // k.SEGMENT)
+        if fused is None or not whole or piece.weights is not None or piece.original is not x:
+            return False
+        rest = x[whole:]
+        if fused(x[:whole], rows[:segments]) != segments or (rest.size and not np.isfinite(rest).all()):
+            rows[:] = 0
+            return False
+        if rest.size:
+            raw, y = tried(rest)
+            k.rest(rest, y, whole, rows[-1])
+            rows[-1, k.CLIPPED] += clipped(rest, raw)
+        return True
 
     def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
-        x = piece.values
-        if fused is not None and piece.weights is None and piece.original is x and x.size % k.GROUP == 0:
-            if fused(x, rows) == len(rows):
-                return
-            rows[:] = 0
-        if not _refused(piece, rows):
-            separate(piece, rows)
+        if in_one(piece, rows) or _refused(piece, rows):
+            return
+        raw, y = tried(piece.values)
+        _compare(piece, y, rows)
+        rows[0, k.CLIPPED] = clipped(piece.values, raw)
 
     return trial
 
