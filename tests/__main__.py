@@ -1,6 +1,7 @@
-"""``python -m tests``: everything that must pass before a change lands: lint, types, tests, notebooks.
+"""``python -m tests``: everything that must pass before a change lands: lint, types, tests, browser, notebooks.
 
-``--quick`` leaves out the slow tests and the notebooks. Continuous integration calls exactly this.
+``--quick`` leaves out the slow tests, the browser and the notebooks. Where there is no Chromium, or playwright and
+jupyterlab are not installed, the browser's tests are skipped and say why. Continuous integration calls exactly this.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ STEPS = {
     "lint": [sys.executable, "-m", "ruff", "check", "."],
     "format": [sys.executable, "-m", "ruff", "format", "--check", "."],
     "types": [sys.executable, "-m", "mypy"],
-    "tests": [*PYTEST, "-m", "slow or not slow", "-n", "2", "tests"],
+    "tests": [*PYTEST, "-m", "not browser", "-n", "2", "tests"],
+    "browser": [*PYTEST, "-m", "browser", "tests/browser"],
     "notebooks": [*PYTEST, *NBVAL, "notebooks"],
 }
 QUICK = {**STEPS, "tests": [*PYTEST, "-m", "not slow", "-n", "2", "tests"]}
-del QUICK["notebooks"]
+del QUICK["notebooks"], QUICK["browser"]
 
 
 def main() -> int:

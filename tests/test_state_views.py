@@ -67,7 +67,7 @@ def test_a_slice_shows_what_numpy_gives(cube: tuple[TensorState, np.ndarray[Any,
     if not grid.size:
         assert "no values" in to_text(part)
         return
-    assert cells(part) == [[f"{v:.5g}" for v in row] for row in grid.tolist()]
+    assert cells(part) == [[f"{v:.4g}" for v in row] for row in grid.tolist()]
     hidden = expected.size - grid.size
     more = part.more.replace(" ", "") if isinstance(part, Table) else ""
     assert (str(hidden) in more) if hidden else not more
@@ -96,7 +96,7 @@ def test_first_slices() -> None:
 def test_statistics_and_histogram_say_what_numpy_says(cube: tuple[TensorState, np.ndarray[Any, Any]]) -> None:
     state, values = cube
     text = to_text(state.stats_parts())
-    for word in (f"min {values.min():.5g}", f"max {values.max():.5g}", f"mean {values.mean():.5g}", "Histogram"):
+    for word in (f"min {values.min():.4g}", f"max {values.max():.4g}", f"mean {values.mean():.4g}", "Histogram"):
         assert word in text
     state.choose("odd")
     text = to_text(state.stats_parts())
@@ -189,7 +189,7 @@ def test_values_in_another_unit_are_those_of_pint(name: str, target: str) -> Non
     expected = ureg.Quantity(values, str(state.unit)).to(target).magnitude
     assert [state.converted(v) for v in values] == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-9)
     text = to_text(state.value_parts())
-    assert f"{expected[0]:.5g}" in text
+    assert f"{expected[0]:.4g}" in text
     assert "Nothing is written" in text
     state.show_in("")
     assert state.converted(values[0]) == values[0]

@@ -13,7 +13,7 @@ from ..errors import ValueRefusedError, quote
 from ..listing import glob, human_size, natural_key
 from ..ops.error import FORMATS, parse_format, quant_error
 from ..ops.error_table import ErrorTable
-from ..parts import Badge, Column, Stack, Strip, Table, Text
+from ..parts import Badge, Column, Line, Stack, Strip, Table, Text
 from .render_tensors import code, grouped, plural
 from .state_job import Job
 from .state_pages import Pages
@@ -266,15 +266,15 @@ class QuantErrorState:
         if self.selected is None:
             return Text("Choose a tensor in the list.", "muted")
         rows: list[list[Inline]] = []
+        notes: list[Part] = []
         for r in self._by_name[self.selected]:
             bpw = f"{8 * r.nbytes / r.numel:.2f}" if r.numel else ""
             figures = _figures(_values(r)) if r.good else [""] * 4
             mark = "← picked" if self.picks.get(self.selected) == r.format else ""
-            rows.append(
-                [code(r.format), bpw, human_size(r.nbytes), *figures, Text(mark, "strong"), Text(r.note, "muted")]
-            )
-        heads = [Column("format"), *(Column(c, "right") for c in ("bpw", "size", *_HEADS)), Column(""), Column("")]
-        return Table(heads, rows, self.selected)
+            rows.append([code(r.format), bpw, human_size(r.nbytes), *figures, Text(mark, "strong")])
+            notes += [Line([code(r.format), Text(r.note, "muted")])] if r.note else []
+        heads = [Column("format"), *(Column(c, "right") for c in ("bpw", "size", *_HEADS)), Column("")]
+        return Stack([Table(heads, rows, self.selected), *notes])
 
     def plan_parts(self) -> Part:
         """The plan in a line, or why there is none."""

@@ -149,10 +149,10 @@ def _counted(pieces: Iterable[NDArray[Any]], total: int, progress: Progress) -> 
 
 
 def number(value: Any) -> str:
-    """A value in five significant digits; integers and others as they are."""
+    """A value in four significant digits; integers and others as they are."""
     if isinstance(value, bool | int):
         return str(value)
-    return f"{value:.5g}" if isinstance(value, float | complex) else str(value)
+    return f"{value:.4g}" if isinstance(value, float | complex) else str(value)
 
 
 def histogram_bars(s: TensorStats, bins: int = BINS) -> Bars:
@@ -161,7 +161,8 @@ def histogram_bars(s: TensorStats, bins: int = BINS) -> Bars:
     top = max(float(counts.max()), 1.0)
     rows: list[tuple[Inline, float, list[Inline]]] = []
     for i, n in enumerate(counts.tolist()):
-        rows.append((f"{edges[i]:.3g} … {edges[i + 1]:.3g}", n / top, [grouped(round(n))]))
+        share = max(n / top, 0.001) if n else 0.0  # a few are seen, none are not
+        rows.append((f"{edges[i]:.3g} … {edges[i + 1]:.3g}", share, [grouped(round(n))]))
     if s.min == s.max:
         rows = [(number(s.min), 1.0, [grouped(s.finite)])]
     return Bars(rows, "Histogram")

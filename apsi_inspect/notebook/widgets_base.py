@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from .state_pages import Pages
 
 FAILURES = (ApsiError, OSError, IndexError)  # what a user's input or a file can lead to
+NAME = 40  # characters of a cell in a list
 _CSS = """
-.apsi-w { --apsi-line: var(--jp-border-color2, rgba(128,128,128,.35)); }
+.apsi-w { --apsi-line: var(--jp-border-color2, rgba(128,128,128,.35)); --jp-widgets-dropdown-arrow:
+  url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath fill='%23888' \
+d='M5.2 5.9L9 9.7l3.8-3.8 1.2 1.2-4.9 5-4.9-5z'/%3E%3C/svg%3E"); }
 .apsi-w.apsi-top { border: 1px solid var(--apsi-line); border-radius: 8px; padding: 10px 14px 12px; max-width: 1240px;
   margin: 4px 0; overflow: hidden; }
 .apsi-w .widget-html, .apsi-w .widget-html-content { line-height: 1.45; height: auto; }
@@ -41,13 +44,15 @@ _CSS = """
 .apsi-w .widget-select > select { height: auto; flex: 1 1 auto; }
 .apsi-w .widget-label { color: inherit; }
 .apsi-w .widget-text input, .apsi-w .widget-dropdown select { border-radius: 4px; }
-.apsi-w .widget-toggle-buttons { width: auto; flex-wrap: nowrap; align-items: center; margin-left: 12px; }
-.apsi-w .widget-toggle-buttons > label { height: auto; }
+.apsi-w .jupyter-widget-toggle-buttons, .apsi-w .widget-toggle-buttons { width: auto; display: flex;
+  flex-flow: row nowrap; align-items: center; margin-left: 12px; }
+.apsi-w .jupyter-widget-toggle-buttons > div, .apsi-w .widget-toggle-buttons > div { flex-wrap: nowrap; }
+.apsi-w .apsi.apsi.apsi .g > div > div[style="width:0.0%"] { min-width: 0; }
 .apsi-w .widget-checkbox { margin-left: 10px; }
 .apsi-w button.jupyter-button { border-radius: 4px; width: auto; padding: 0 12px; }
 .apsi-w .jupyter-widget-tab > .lm-TabBar { overflow-x: visible; min-height: 26px; }
 .apsi-w .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { flex: 0 1 auto; min-width: 0; padding: 0 14px; }
-.apsi-w .jupyter-widget-tab > .widget-tab-contents { padding: 12px 0 0; border: 0;
+.apsi-w .jupyter-widget-tab > .widget-tab-contents { padding: 12px 0 0; border: 0; background: none;
   border-top: 1px solid var(--apsi-line); }
 .apsi-w :focus-visible { outline: 2px solid var(--jp-brand-color1, #2f7ff0); outline-offset: 1px; }
 .apsi-w .apsi-count .widget-html-content { white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -218,6 +223,7 @@ class Choice:
         chosen: Callable[[Any], None],
         turned: Callable[[], None],
         right: Sequence[int] = (),
+        most: int = NAME,
     ) -> None:
         layout = w.Layout(width="auto", min_width="0")
         self.list = w.Select(
@@ -229,7 +235,7 @@ class Choice:
         self.down = button("▼ Down", f"select the one below, of the {what}", lambda: self.step(1))
         self.row = w.HBox([self.up, self.down, self.pager.widget], layout=w.Layout(**ROW))
         self.widget = w.VBox([self.list, self.row], layout=w.Layout(min_width="0"))
-        self.chosen, self.right = chosen, right
+        self.chosen, self.right, self.most = chosen, right, most
         self.values: list[Any] = []
         self._drawing = False
 
@@ -241,7 +247,7 @@ class Choice:
         self.values = list(values)
         try:
             self.list.description = title
-            self.list.options = [(label, i) for i, label in enumerate(aligned(lines, self.right))]
+            self.list.options = [(label, i) for i, label in enumerate(aligned(lines, self.right, self.most))]
         finally:
             self._drawing = False
         self.select(selected)
@@ -269,7 +275,7 @@ class Choice:
             self.chosen(self.values[change["new"]])
 
 
-def aligned(lines: Iterable[Sequence[str]], right: Sequence[int] = (), most: int = 40) -> list[str]:
+def aligned(lines: Iterable[Sequence[str]], right: Sequence[int] = (), most: int = NAME) -> list[str]:
     """Lines of a list in columns of a fixed width, with spaces that a browser keeps."""
     cells = [[cut(visible(cell), most) for cell in line] for line in lines]
     widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)] if cells else []

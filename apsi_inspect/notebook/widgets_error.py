@@ -15,7 +15,7 @@ from ..parts import Badge, Text
 from .state_error import ORDERS, SAMPLES, QuantErrorState
 from .state_job import Job
 from .widgets_base import ROW, Choice, Message, Panel, Running, button, checkbox, dropdown, text
-from .widgets_metadata import LEFT, RIGHT, standing_alone
+from .widgets_metadata import LEFT, RIGHT, SPLIT, standing_alone
 
 if TYPE_CHECKING:
     from ..model import ModelFile
@@ -38,9 +38,9 @@ class QuantErrorView(w.VBox):
         self.running = Running("Measuring", state.job)
         self.message = Message()
         self.totals = Panel()
-        self.scatter = w.HTML(tooltip="", layout=w.Layout(min_width="0", max_width="560px"))
+        self.scatter = w.HTML(tooltip="", layout=w.Layout(flex="1 1 420px", min_width="0", max_width="560px"))
         self.order = dropdown("Order", "order of the tensors", ORDERS)
-        self.choice = Choice("measured tensors", LINES, self.choose, self._draw_list, right=range(1, 30))
+        self.choice = Choice("measured tensors", LINES, self.choose, self._draw_list, right=range(1, 30), most=24)
         self.tensor = Panel()
         self.pick = dropdown("Store as", "the format that the plan is to keep for this tensor", [LEFT_TO_PLAN])
         self.shown = dropdown("Histogram of", "the format whose errors are drawn", ["–"])
@@ -68,26 +68,34 @@ class QuantErrorView(w.VBox):
 
     def _above(self) -> list[Any]:
         title = Panel(Text("Formats to try", "strong")).widget
+        self.totals.widget.layout.flex = "0 1 auto"
+        self.totals.widget.layout.margin = "2px 20px 2px 0"
         for made in self.boxes.values():
             made.layout.width = "84px"
         return [
-            w.HBox([title, *self.boxes.values()], layout=w.Layout(**ROW)),
+            title,
+            w.HBox([*self.boxes.values()], layout=w.Layout(**ROW)),
             w.HBox([self.tensors, self.sample, self.start, self.running.widget], layout=w.Layout(**ROW)),
             self.message.widget,
             w.HBox([self.totals.widget, self.scatter], layout=w.Layout(align_items="flex-start", flex_flow="row wrap")),
         ]
 
     def _below(self) -> Any:
-        plan = [
-            w.HBox([self.bits, self.make, self.plan_running.widget], layout=w.Layout(**ROW)),
-            self.plan.widget,
-            w.HBox([self.file, self.save], layout=w.Layout(**ROW)),
-        ]
-        left = w.VBox([self.order, self.choice.widget, *plan], layout=LEFT)
+        left = w.VBox([self.order, self.choice.widget], layout=w.Layout(**LEFT))
+        left.layout.flex = "1 1 560px"
         drawn = w.HBox([self.shown, self.draw_it, self.drawing.widget], layout=w.Layout(**ROW))
         self.one = w.VBox([self.pick, drawn, self.histogram])
-        right = w.VBox([self.tensor.widget, self.one], layout=RIGHT)
-        self.results = w.HBox([left, right], layout=SPLIT_BELOW)
+        right = w.VBox([self.tensor.widget, self.one], layout=w.Layout(**RIGHT))
+        plan = w.VBox(
+            [
+                Panel(Text("Plan", "strong")).widget,
+                w.HBox([self.bits, self.make, self.plan_running.widget], layout=w.Layout(**ROW)),
+                self.plan.widget,
+                w.HBox([self.file, self.save], layout=w.Layout(**ROW)),
+            ],
+            layout=w.Layout(margin="8px 0 0"),
+        )
+        self.results = w.VBox([w.HBox([left, right], layout=w.Layout(**SPLIT, margin="10px 0 0")), plan])
         return self.results
 
     def run(self) -> None:
@@ -192,9 +200,6 @@ class QuantErrorView(w.VBox):
         saved: list[str] = []
         if self.message.of(lambda: saved.append(self.state.save_plan(self.file.value))):
             self.message.show(Badge("note", f"saved: {saved[0]}"))
-
-
-SPLIT_BELOW = w.Layout(flex_flow="row wrap", align_items="flex-start", margin="10px 0 0")
 
 
 def scatter_html(state: QuantErrorState) -> str:

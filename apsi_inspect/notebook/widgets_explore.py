@@ -80,7 +80,10 @@ class Explorer(w.VBox):
     def _tensors(self) -> Any:
         self.detail = TensorView(TensorState(self.model))
         self.browser = TensorBrowser(TensorListState(self.model), self._chosen)
-        return w.HBox([w.VBox([self.browser], layout=LEFT), w.VBox([self.detail], layout=RIGHT)], layout=SPLIT)
+        return w.HBox(
+            [w.VBox([self.browser], layout=w.Layout(**LEFT)), w.VBox([self.detail], layout=w.Layout(**RIGHT))],
+            layout=w.Layout(**SPLIT),
+        )
 
     def _units(self) -> UnitsView:
         view = UnitsView(UnitsState(self.model))

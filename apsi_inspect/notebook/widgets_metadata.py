@@ -32,9 +32,9 @@ class MetadataView(w.VBox):
         self.items = Pager("this value", self._draw_value)
         self.message = Message()
         self.search.observe(self._searched, "value")
-        left = w.VBox([self.search, self.choice.widget], layout=LEFT)
-        right = w.VBox([self.message.widget, self.value.widget, self.items.widget], layout=RIGHT)
-        super().__init__([w.HBox([left, right], layout=SPLIT)])
+        left = w.VBox([self.search, self.choice.widget], layout=w.Layout(**LEFT))
+        right = w.VBox([self.message.widget, self.value.widget, self.items.widget], layout=w.Layout(**RIGHT))
+        super().__init__([w.HBox([left, right], layout=w.Layout(**SPLIT))])
         self.draw()
 
     def _searched(self, change: Any) -> None:
@@ -60,9 +60,9 @@ class MetadataView(w.VBox):
         self.items.widget.layout.display = None if self.state.items.count > 1 else "none"
 
 
-SPLIT = w.Layout(flex_flow="row wrap", align_items="flex-start")
-LEFT = w.Layout(flex="1 1 480px", min_width="0", margin="0 20px 0 0")
-RIGHT = w.Layout(flex="1 1 480px", min_width="0")
+SPLIT = {"flex_flow": "row wrap", "align_items": "flex-start"}
+LEFT = {"flex": "1 1 480px", "min_width": "0", "margin": "0 20px 0 0"}
+RIGHT = {"flex": "1 1 440px", "min_width": "0"}
 
 
 def metadata_widget(model: ModelFile) -> MetadataView:

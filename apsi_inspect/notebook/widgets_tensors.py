@@ -53,7 +53,7 @@ class TensorBrowser(w.VBox):
         self.encoding = dropdown("Encoding", "only tensors of this encoding", state.encodings, layout=half)
         self.sort = dropdown("Sort by", "order of the list", SORTS, layout=half)
         self.descending = checkbox("descending", "largest or last first")
-        self.choice = Choice("tensors", ROWS, self._chosen, self.draw, right=(3,))
+        self.choice = Choice("tensors", ROWS, self._chosen, self.draw, right=(2, 3))
         self.toggle = button("Open group", "open or close the group that is selected in the tree", self._toggle)
         self.choice.row.children = (*self.choice.row.children, self.toggle)
         self.message = Message()

@@ -39,9 +39,11 @@ class UnitsView(w.VBox):
         if not state.names:
             super().__init__([Panel(Text("No tensor of this file carries a unit.", "muted")).widget])
             return
-        left = w.VBox([self.choice.widget], layout=LEFT)
-        right = w.VBox([self.unit.widget, self.target, self.message.widget, self.values.widget], layout=RIGHT)
-        super().__init__([w.HBox([left, right], layout=SPLIT)])
+        left = w.VBox([self.choice.widget], layout=w.Layout(**LEFT))
+        right = w.VBox(
+            [self.unit.widget, self.target, self.message.widget, self.values.widget], layout=w.Layout(**RIGHT)
+        )
+        super().__init__([w.HBox([left, right], layout=w.Layout(**SPLIT))])
         self._draw_list()
         self._draw_values()
 

@@ -1,0 +1,1 @@
+"""Tests in a real browser: headless Chromium in front of JupyterLab, both on the loopback interface only."""
