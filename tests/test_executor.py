@@ -21,10 +21,12 @@ from apsi_inspect.errors import ModelFileError, ValueRefusedError
 from apsi_inspect.kernels.stats import SEGMENT
 from apsi_inspect.ops import stats_tasks
 from apsi_inspect.ops.open import open_source
+from apsi_inspect.ops.tasks import spec_of
 from apsi_inspect.reports import Report
 from apsi_inspect.source import BytesSource
 
 from . import test_tasks
+from .servers import File, Server
 
 
 @pytest.fixture(scope="module")
@@ -316,3 +318,39 @@ class TestCommand:
             done = apsi("model", *verb, *more)
             assert (done.returncode, done.stdout) == (2, ""), verb
             assert "--workers" in done.stderr
+
+
+class TestRemote:
+    """Workers read what is behind a URL by themselves."""
+
+    def test_every_verb(self, tmp_path: Path, processes: Executor) -> None:
+        index = checkpoint(tmp_path, "13MB", 3)
+        with Server({f"/{p.name}": p.read_bytes() for p in tmp_path.iterdir()}) as server:
+            url = f"{server.url}/{index.name}"
+            there, here = ai.verify(url, KEY, executor=processes), ai.verify(index, KEY)
+            assert {**there.to_dict(), "file": ""} == {**here.to_dict(), "file": ""}
+            with ai.open(url) as model:
+                frame = ai.stats(model, executor=processes).frame
+            same(frame, ai.stats(index).frame)
+            ai.convert(url, tmp_path / "a.gguf", architecture="x", executor=processes)
+            ai.convert(index, tmp_path / "b.gguf", architecture="x")
+            assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+    def test_options_go_along_and_secrets_do_not_show(self, tmp_path: Path, processes: Executor) -> None:
+        path = large(tmp_path)
+        with Server({"/large.safetensors": path.read_bytes()}, "needs_token", authorization="Bearer sesame") as server:
+            url = f"{server.url}/large.safetensors"
+            with ai.open(url, storage_options={"token": "sesame"}) as model:
+                spec = spec_of(model["f32"])
+                assert "sesame" not in f"{spec} {spec.source!r}"
+                same(ai.stats(model, executor=processes).frame, ai.stats(path).frame)
+
+    def test_a_file_that_changed(self, tmp_path: Path, processes: Executor) -> None:
+        path = large(tmp_path)
+        with Server({"/m.safetensors": path.read_bytes()}) as server:
+            url = f"{server.url}/m.safetensors?secret=1"
+            with ai.open(url) as model:
+                server.files["/m.safetensors"] = File(path.read_bytes() + b"x")
+                with pytest.raises(ModelFileError, match="has changed") as caught:
+                    ai.stats(model, executor=processes)
+            assert "secret" not in str(caught.value)

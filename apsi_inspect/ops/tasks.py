@@ -109,12 +109,15 @@ class SourceSpec(NamedTuple):
     stamp
         What tells the file from another one of its name (`FileSource.stamp`).
     options
-        Of a URL: what opens it (`storage_options`), as pairs.
+        Of a URL: what opens it (`storage_options`), as pairs; they can hold secrets, and go to the workers.
     """
 
     path: str
     stamp: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"SourceSpec({quote(masked(self.path))})"
 
 
 class TensorSpec(NamedTuple):
