@@ -349,3 +349,11 @@ def test_the_magic_takes_urls() -> None:
             assert done.result.path == f"{server.url}/units.apsim"
     finally:
         InteractiveShell.clear_instance()
+
+
+def test_an_onnx_model_behind_a_url_is_not_run(written: Path) -> None:
+    with serving(written) as server:
+        model = ai.onnx_model(f"{server.url}/tiny-network.onnx")
+        assert set(model.params) >= {"second.weight"}
+        with pytest.raises(ModelFileError, match="a file on disk is needed"):
+            model(np.zeros((1, 8), np.float32))

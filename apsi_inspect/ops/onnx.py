@@ -10,10 +10,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..display import Displayable
-from ..errors import MissingPackageError, ModelFileError, UnknownFormatError, visible
+from ..errors import MissingPackageError, ModelFileError, UnknownFormatError, UnsupportedFileError, visible
 from ..formats.onnx_graph import Graph
 from ..formats.protobuf import Wire
 from ..listing import one_line
+from ..permit import is_url
 from ..tree import record
 from .lazy import Later, LazyRecord
 from .onnx_inputs import feeds_of, guarded
@@ -110,6 +111,8 @@ def _summary(model: ModelFile) -> record:
 
 def _runner(path: str) -> Callable[[dict[str, Any]], list[Any]]:
     """A function that runs the model at `path`."""
+    if is_url(path):
+        raise UnsupportedFileError(path, "is behind a URL; a file on disk is needed to run it", hint="download it")
     try:
         import onnxruntime
     except ImportError:
