@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from math import ceil
 from pathlib import Path
@@ -313,6 +314,8 @@ def test_estimates_and_devices() -> None:
             assert plan.devices(word, 8192, text) == ceil((nbytes + cache) / (size * 0.8))
     assert sum(t.nbytes for t in plan.training) == 16 * count  # ZeRO: 2 + 2 + 12 bytes a parameter
     assert plan.devices("training: adamw", device="80GB") == ceil(16 * count / 64e9)
+    assert re.search(r"devices of 80 GB +18\n +devices of 24 GiB +55\n", str(plan))
+    assert re.search(r"Memory, and devices of 80 GB / 24 GiB .*\n +weights +8 192 tokens", str(plan))
     frame = plan.frame
     assert len(frame) == 10
     assert frame["total_bytes"][0] == 2 * count + cache

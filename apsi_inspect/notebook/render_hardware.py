@@ -8,9 +8,11 @@ from .render_tensors import code, grouped, more_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
-    from ..ops.hardware_report import HardwarePlan
+    from ..ops.hardware_report import HardwarePlan, Need
     from ..parts import Inline, Part
 
 COLUMNS = (
@@ -67,8 +69,11 @@ def _size(nbytes: int | None) -> str:
 
 
 def _round(nbytes: int) -> str:
-    """As people say sizes of devices: ``80 GB`` where it is whole, else GiB."""
-    return f"{nbytes // 10**9} GB" if nbytes % 10**9 == 0 else human_size(nbytes)
+    """As people say sizes of devices: ``80 GB``, ``24 GiB`` where these are whole."""
+    for unit, step in (("GB", 10**9), ("GiB", 2**30)):
+        if nbytes % step == 0:
+            return f"{nbytes // step} {unit}"
+    return human_size(nbytes)
 
 
 def _weights(plan: HardwarePlan) -> Table:
@@ -106,6 +111,9 @@ def _training(plan: HardwarePlan) -> Table:
     ]
     each, total = sum(t.per_parameter for t in plan.training), sum(t.nbytes for t in plan.training)
     rows.append([Text("together", "strong"), f"{each:g}", human_size(total), f"{plan.parameters} × {each:g}"])
+    for n in plan.needs:
+        if n.encoding.startswith("training:"):
+            rows.append([f"devices of {_round(n.device)}", "", str(n.devices), ""])
     heads = [
         Column("part"),
         Column("bytes a parameter", "right"),
@@ -116,19 +124,21 @@ def _training(plan: HardwarePlan) -> Table:
 
 
 def _devices(plan: HardwarePlan) -> Table:
+    """Encodings by contexts: the memory, and the number of devices of each size."""
     sizes = list(dict.fromkeys(n.device for n in plan.needs))
-    cases: dict[tuple[str, int | None, int], dict[int, int]] = {}
+    cells: dict[str, dict[int | None, list[Need]]] = {}
     for n in plan.needs:
-        cases.setdefault((n.encoding, n.context, n.nbytes), {})[n.device] = n.devices
+        if not n.encoding.startswith("training:"):
+            cells.setdefault(n.encoding, {}).setdefault(n.context, []).append(n)
+    contexts = list(dict.fromkeys(c for row in cells.values() for c in row))
     rows: list[list[Inline]] = [
-        [
-            code(encoding),
-            "—" if context is None else grouped(context),
-            human_size(nbytes),
-            *(str(counts[s]) for s in sizes),
-        ]
-        for (encoding, context, nbytes), counts in list(cases.items())[:_ROWS]
+        [code(encoding), *(_need(row[c]) for c in contexts)] for encoding, row in list(cells.items())[:_ROWS]
     ]
-    heads = [Column("weights"), Column("context", "right"), Column("memory", "right")]
-    heads += [Column(f"devices of {_round(s)}", "right") for s in sizes]
-    return Table(heads, rows, "Devices (an estimate)", more_text(len(cases), _ROWS, "cases"))
+    heads = [Column("weights")]
+    heads += [Column("without cache" if c is None else f"{grouped(c)} tokens", "right") for c in contexts]
+    caption = f"Memory, and devices of {' / '.join(map(_round, sizes))} (an estimate)"
+    return Table(heads, rows, caption, more_text(len(cells), _ROWS, "encodings"))
+
+
+def _need(needs: Sequence[Need]) -> str:
+    return f"{human_size(needs[0].nbytes)}: {' / '.join(str(n.devices) for n in needs)}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ModelFileError, ValueRefusedError
 from ..formats.base import is_remote, open_beside
+from ..listing import human_count
 from ..model import ModelFile
 from .attention import AttentionShape
 from .attention_config import ARGUMENTS, from_config
@@ -218,7 +219,7 @@ def _plan(model: ModelFile | None, asked: _Asked) -> HardwarePlan:
     )  # fmt: skip
     parts = () if asked.training is None else training_rows(asked.training, count)
     active, sentence = _active(model, count, config, file)
-    name = model.path if model is not None else f"{count} parameters"
+    name = model.path if model is not None else f"{human_count(count)} parameters"
     return HardwarePlan(
         name, count, active, model is not None, weights, cache, parts, _needs(weights, cache, parts, asked), shape,
         asked.overhead, asked.kv_dtype, asked.shard, tuple(_assumptions(model, shape, asked, sentence)),
