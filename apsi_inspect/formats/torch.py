@@ -83,15 +83,14 @@ class Archive(NamedTuple):
     strangers: list[str]
 
 
-def open_archive(source: ByteSource) -> Archive:
-    """The members of a PyTorch archive.
+def open_archive(source: ByteSource, members: Mapping[str, Member]) -> Archive:
+    """Those members of an archive that are PyTorch's.
 
     Raises
     ------
     ModelFileError
         It is no sound ZIP archive, or none of PyTorch's.
     """
-    members = read_members(source)
     pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
     top = [name for name in pickles if name.count("/") <= 1]
     if len(pickles) > 1:
@@ -110,7 +109,8 @@ def _no_pickle(source: ByteSource, members: Mapping[str, Member]) -> ModelFileEr
     if "archive_format" in names or "model.json" in names:
         return UnsupportedFileError(
             source.name,
-            "is an exported program (.pt2) or TorchScript of before 1.2; torch.save and later TorchScript are read",
+            "is an exported program of another kind than .pt2, or TorchScript of before 1.2; what torch.save and "
+            "torch.export.save write and later TorchScript are read",
         )
     if any(name.endswith(".npy") for name in members):
         return UnknownFormatError(source.name, "is a NumPy .npz archive, not a model file")
@@ -153,8 +153,14 @@ def refuse_dangerous(machine: Machine, file: str, what: str) -> None:
 
 
 def _load_zip(source: ByteSource) -> Loaded:
-    archive = open_archive(source)
-    order = _byte_order(source, archive)
+    from . import torch_export
+
+    members = read_members(source)
+    exported = torch_export.archive_of(source, members)
+    if exported is not None:
+        return torch_export.load(source, exported)
+    archive = open_archive(source, members)
+    order = byte_order_of(source, archive)
     member = archive.members["data.pkl"]
     data = read_small(source, member, MAX_PICKLE)
     machine = Machine(data)
@@ -162,7 +168,7 @@ def _load_zip(source: ByteSource) -> Loaded:
     root = follow(machine, source.name, what)
     findings = _crc(data, member, what) + _trailing(machine, what)
     walk = Walk(source.name, root)
-    placed = place_all(source, walk, _storages(source, archive), order, member.offset)
+    placed = place_all(source, walk, storages_of(source, archive), order, member.offset)
     script = "constants.pkl" in archive.members
     facts = {
         "container": "ZIP, TorchScript" if script else "ZIP",
@@ -174,7 +180,8 @@ def _load_zip(source: ByteSource) -> Loaded:
     return finish(source, root, walk, placed, [machine], findings, facts, order)
 
 
-def _byte_order(source: ByteSource, archive: Archive) -> str:
+def byte_order_of(source: ByteSource, archive: Archive) -> str:
+    """``"little"`` or ``"big"``."""
     member = archive.members.get("byteorder")
     if member is None:
         return "little"
@@ -184,7 +191,7 @@ def _byte_order(source: ByteSource, archive: Archive) -> str:
     return text.decode()
 
 
-def _storages(source: ByteSource, archive: Archive) -> Any:
+def storages_of(source: ByteSource, archive: Archive) -> Any:
     """A function from a storage's key to where its bytes are."""
     inflated: dict[str, ByteSource] = {}
 
@@ -302,4 +309,4 @@ def _remarks(walk: Walk, placed: Placed) -> list[Finding]:
     return out
 
 
-TORCH = Format("pytorch", (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".jit", ".pkl", ".th"), sniff, read)
+TORCH = Format("pytorch", (".pt", ".pt2", ".pth", ".bin", ".ckpt", ".pth.tar", ".jit", ".pkl", ".th"), sniff, read)

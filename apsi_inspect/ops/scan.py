@@ -215,7 +215,9 @@ class _Scanner:
             tensor_bytes = any(member.name.startswith(f"{root}data/") for root in pickles)
             if not tensor_bytes and not member.name.endswith(("/", ".npy")):
                 self.member(source, member, f"{where}:{member.name}" if where else member.name, depth)
-        if not pickles and not any(n.endswith(".pkl") for n in members):
+        if any(n == "archive_format" or n.endswith("/archive_format") for n in members):
+            self.unread(where, "an exported program (.pt2): what it would run is not judged")
+        elif not pickles and not any(n.endswith(".pkl") for n in members):
             self.unread(where, "a ZIP archive that is no PyTorch file")
         if len(pickles) > 1:
             self.unread(where, "more than one data.pkl: which one is loaded is ambiguous")
