@@ -73,6 +73,8 @@ _PUBLIC = {
     "verify": ".ops.verify",
 }
 
+_MODULES = ("plots", "samples")  # public as modules; the others are names in theirs
+
 __all__ = ["__version__", *_PUBLIC]
 
 
@@ -83,7 +85,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     found = import_module(module, __name__)
-    value = found if module in (f".{name}", f".notebook.{name}") else getattr(found, name)
+    value = found if name in _MODULES else getattr(found, name)
     globals()[name] = value
     return value
 
