@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .remote_url import Location
 
 HEAD = 1 << 19
-RETRIES, PAUSE, LONGEST_PAUSE = 4, 0.25, 8.0
+RETRIES, PAUSE, LONGEST_PAUSE = 2, 0.25, 8.0  # the file systems try again by themselves, too
 _AGE = 10.0  # seconds for which size and stamp are believed
 _PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",

@@ -247,6 +247,10 @@ class Client:
         for link in idle:
             link.connection.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_idle"):  # a model that was dropped without `close`
+            self.close()
+
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -82,7 +82,7 @@ def test_shards_on_s3(bucket: tuple[str, Any, dict[str, Any]]) -> None:
     assert ai.load_safetensors(url, storage_options=bucket[2]).c.tobytes() == b"abc"
 
 
-def test_what_is_not_there(bucket: tuple[str, Any, dict[str, Any]]) -> None:
+def test_what_is_not_there(bucket: tuple[str, Any, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     url = put(bucket, "m/a.gguf", b"x")
     for missing in (f"{bucket[0]}/none.gguf", "s3://no-such-bucket-here/none.gguf"):
         with pytest.raises(FileNotFoundError) as info:
@@ -90,6 +90,7 @@ def test_what_is_not_there(bucket: tuple[str, Any, dict[str, Any]]) -> None:
         assert info.value.filename == missing
     with pytest.raises(ModelFileError, match="is a folder"):
         ai.open(url.rpartition("/")[0], storage_options=bucket[2])
+    monkeypatch.setattr(remote_fsspec, "RETRIES", 0)
     with pytest.raises(OSError, match=url):
         ai.open(url, storage_options={**bucket[2], "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}})
 

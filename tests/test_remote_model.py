@@ -157,7 +157,7 @@ def test_ctrl_c_ends_a_slow_verification(chunked: Path) -> None:
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             ai.verify(f"{server.url}/m.apsim")
-        assert time.monotonic() - begin < 4.5
+        assert time.monotonic() - begin < 8  # of more than twelve
 
 
 def test_verify_goes_through_the_chunks_once(chunked: Path) -> None:
@@ -314,27 +314,28 @@ def test_executors_read_the_url_themselves(written: Path, chunked: Path) -> None
 # -- command line and magic ----------------------------------------------------------------------------------------
 
 
-def apsi(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "apsi_inspect", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def test_the_command_line_takes_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from apsi_inspect.cli import main
 
+    def apsi(*args: object) -> tuple[int, str, str]:
+        code = main(["model", *map(str, args)])
+        return code, *capsys.readouterr()
 
-def test_the_command_line_takes_urls(tmp_path: Path) -> None:
     with serving(GOLDEN) as server:
         shown, url = f"{server.url}/units.apsim", f"{server.url}/units.apsim?sig=SECRET"
         for verb in ("info", "verify", "scan", "stats"):
-            done = apsi("model", verb, url, "--json")
-            assert (done.returncode, done.stderr) == (0, ""), verb
-            assert json.loads(done.stdout)["file"] == shown
-            missing = apsi("model", verb, f"{server.url}/none.apsim?sig=SECRET")
-            assert missing.returncode == 3
-            assert "HTTP 404" in missing.stderr
-            assert "SECRET" not in missing.stderr
-        assert "SECRET" not in apsi("model", "info", url).stdout
-        done = apsi("model", "convert", url, tmp_path / "out.safetensors")
-        assert done.returncode == 0, done.stderr
-        assert "SECRET" not in done.stdout
-        assert apsi("model", "info", f"{server.url}/").returncode == 2
+            code, out, err = apsi(verb, url, "--json")
+            assert (code, err) == (0, ""), verb
+            assert json.loads(out)["file"] == shown
+            assert "SECRET" not in "".join(map(str, apsi(verb, url)))
+            code, out, err = apsi(verb, f"{server.url}/none.apsim?sig=SECRET")
+            assert (code, out) == (3, "")
+            assert "HTTP 404" in err
+            assert "SECRET" not in err
+        code, out, err = apsi("convert", url, tmp_path / "out.safetensors")
+        assert code == 0, err
+        assert "SECRET" not in out + err
+        assert apsi("info", f"{server.url}/")[0] == 2
 
 
 def test_the_magic_takes_urls() -> None:
