@@ -165,16 +165,16 @@ class ErrorTable(ErrorDisplay):
         ``note``                why there is no number, or what `convert` would do instead
         ======================  =====================================================================================
         """
-        import pandas as pd
+        from ..table import frame_of
 
-        return pd.DataFrame(self.records(), columns=list(COLUMNS))
+        return frame_of([tuple(r.values()) for r in self.records()], COLUMNS)
 
     @property
     def totals(self) -> pd.DataFrame:
         """A row for each format: errors over all elements of the tensors that have one, sizes over all tensors."""
-        import pandas as pd
+        from ..table import frame_of
 
-        return pd.DataFrame(self.total_records(), columns=list(TOTALS))
+        return frame_of([tuple(r.values()) for r in self.total_records()], TOTALS)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: plain values, None for what is not a number, ``"inf"`` where there is no error."""
