@@ -11,8 +11,6 @@ addresses go through fsspec. `tests/test_remote.py` counts requests and bytes.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
-    from typing import Any, BinaryIO, Protocol, Self
+    from typing import Any, Protocol, Self
 
     from .source import ByteSource
 
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-__all__ = ["DownloadedSource", "RemoteSource", "masked", "open_source"]
+__all__ = ["RemoteSource", "masked", "open_source"]
 
 BLOCK = 1 << 16
 CACHE = 64 << 20
@@ -60,7 +58,6 @@ EXACT = 4 << 20  # longer ranges are not kept
 _PARALLEL = 4
 _AHEAD = 32  # blocks that follow the head while a header is read forward, then 112: 9.5 MiB in three requests
 _SKIP = 16  # blocks that a reader of a header may skip and is still reading forward
-_SPARE = 256 << 20  # bytes of the disk that a download leaves free
 
 
 def open_source(url: str, storage_options: Mapping[str, Any] | None = None, stream: bool = False) -> ByteSource:
@@ -92,6 +89,8 @@ def open_source(url: str, storage_options: Mapping[str, Any] | None = None, stre
         from urllib.parse import unquote
 
         return FileSource(unquote(url[len("file://") :].removeprefix("localhost")))
+    from .remote_download import DownloadedSource
+
     made = DownloadedSource if stream else RemoteSource
     if not hf_repository(url):
         return made(url, storage_options)
@@ -104,7 +103,8 @@ def open_source(url: str, storage_options: Mapping[str, Any] | None = None, stre
     raise ModelFileError(masked(url), f"has no model file of the usual name: {tried} were tried", hint="name a file")
 
 
-def _http_options(place: Location, url: str, options: Mapping[str, Any]) -> Any:
+def http_options(place: Location, url: str, options: Mapping[str, Any]) -> Any:
+    """The options of an http client, with the token that the environment has for Hugging Face."""
     from .remote_http import HttpOptions
 
     if url.lower().startswith("hf://") and "token" not in options:
@@ -116,7 +116,7 @@ def _ranges(place: Location, url: str, options: Mapping[str, Any]) -> Ranges:
     if place.url.startswith(("http://", "https://")):
         from .remote_ranges import HttpFile
 
-        return HttpFile(place, _http_options(place, url, options))
+        return HttpFile(place, http_options(place, url, options))
     from .remote_fsspec import FsspecFile
 
     return FsspecFile(place, options)
@@ -346,52 +346,3 @@ class RemoteSource:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class DownloadedSource(FileSource):
-    """A file behind a URL, downloaded to a temporary file that has no name any more and goes with the source."""
-
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        place = locate(url)
-        self._fd = -1
-        check_read(place.shown)
-        self.url, self.storage_options = url, dict(storage_options or {})
-        handle, path = tempfile.mkstemp(prefix="apsi-", suffix=".download")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                _download(place, url, self.storage_options, out)
-            super().__init__(path)
-        finally:
-            os.unlink(path)
-        self.name = place.shown
-
-    def _allowed(self) -> None:
-        """The URL was asked about; nobody gave a name for the temporary file."""
-
-    def beside(self, name: str) -> DownloadedSource:
-        """The file of that name in the same folder, downloaded too."""
-        place = Location(self.url, self.name).beside(name)
-        return DownloadedSource(place.url, self.storage_options)
-
-
-def _download(place: Location, url: str, options: Mapping[str, Any], out: BinaryIO) -> None:
-    from tqdm.auto import tqdm
-
-    folder = tempfile.gettempdir()
-    with tqdm(unit="B", unit_scale=True, desc=place.shown.rpartition("/")[2][:40], delay=1.0, leave=False) as bar:
-
-        def step(done: int, total: int | None) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-            if done % (16 << 20) < PART and (total or 0) - done + _SPARE > shutil.disk_usage(folder).free:
-                raise ModelFileError(place.shown, f"does not fit on the disk: {quote(folder)} has too little room")
-
-        if place.url.startswith(("http://", "https://")):
-            from .remote_ranges import download
-
-            download(place, _http_options(place, url, options), out, step)
-            return
-        with RemoteSource(url, options) as source:
-            for begin in range(0, source.size, PART):
-                step(begin, source.size)
-                out.write(source.view(begin, min(PART, source.size - begin)))

@@ -18,7 +18,8 @@ import pytest
 import apsi_inspect as ai
 from apsi_inspect import remote, remote_ranges
 from apsi_inspect.errors import MissingPackageError, ModelFileError, TruncatedFileError, UnsupportedFileError
-from apsi_inspect.remote import BLOCK, DownloadedSource, RemoteSource, masked, open_source
+from apsi_inspect.remote import BLOCK, RemoteSource, masked, open_source
+from apsi_inspect.remote_download import DownloadedSource
 
 from . import handmade
 from .handmade import Gguf
