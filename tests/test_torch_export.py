@@ -143,3 +143,11 @@ def test_of_another_kind(exported: tuple[Path, Any], tmp_path: Path) -> None:
     path = rewritten(exported[0], tmp_path / "m.pt2", lambda c: None, drop="_config.json")
     with pytest.raises(UnsupportedFileError, match=r"\.pt2.*AOTInductor"):
         ai.open(path)
+
+
+def test_of_before_2_8(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as new:
+        for name in ("serialized_exported_program.json", "serialized_state_dict.pt", "version"):
+            new.writestr(name, b"x")
+    with pytest.raises(UnsupportedFileError, match=r"exported program \(\.pt2\) of before torch 2\.8"):
+        ai.open(tmp_path / "m.pt2")

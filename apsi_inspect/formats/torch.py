@@ -106,6 +106,9 @@ def open_archive(source: ByteSource, members: Mapping[str, Member]) -> Archive:
 
 def _no_pickle(source: ByteSource, members: Mapping[str, Member]) -> ModelFileError:
     names = {name.rpartition("/")[2] for name in members}
+    if "serialized_exported_program.json" in names:
+        reason = "is an exported program (.pt2) of before torch 2.8; those of torch.export.save since 2.8 are read"
+        return UnsupportedFileError(source.name, reason)
     if "archive_format" in names or "model.json" in names:
         return UnsupportedFileError(
             source.name,
