@@ -79,7 +79,7 @@ def test_a_slice_shows_what_numpy_gives(cube: tuple[TensorState, np.ndarray[Any,
 def test_what_is_no_slice_is_refused(cube: tuple[TensorState, np.ndarray[Any, Any]], text: str) -> None:
     with pytest.raises(ai.ValueRefusedError):
         cube[0].set_slice(text)
-    assert cube[0].slice_text == "0, 0:8, 0:8"
+    assert cube[0].slice_text == "0, 0:6, 0:6"
 
 
 def test_an_index_out_of_bounds_is_numpys_error(cube: tuple[TensorState, np.ndarray[Any, Any]]) -> None:
@@ -89,7 +89,7 @@ def test_an_index_out_of_bounds_is_numpys_error(cube: tuple[TensorState, np.ndar
 
 
 def test_first_slices() -> None:
-    assert [first_slice(s) for s in [(), (3,), (100, 4), (2, 3, 100, 4)]] == ["", "0:3", "0:8, 0:4", "0, 0, 0:8, 0:4"]
+    assert [first_slice(s) for s in [(), (3,), (100, 4), (2, 3, 100, 4)]] == ["", "0:3", "0:6, 0:4", "0, 0, 0:6, 0:4"]
     assert parse_slice(" 1 , : , ... ") == (1, slice(None), Ellipsis)
 
 

@@ -198,6 +198,11 @@ class QuantErrorState:
             raise ValueRefusedError(f"tensor {quote(self.selected)} has no figures for {quote(word)}")
         self.picks[self.selected] = word
 
+    def middle_bpw(self) -> float:
+        """A size to start planning with: half way between the smallest and the largest of the formats."""
+        sizes = [r["bpw"] for r in self.table.total_records()] if self.table is not None else []
+        return round((min(sizes) + max(sizes)) / 2, 2) if sizes else 4.5
+
     def make_plan(self, bpw: float) -> None:
         """Start planning: the picks as they are, the least error for all others within so many bits per weight.
 

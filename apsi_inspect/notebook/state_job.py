@@ -47,7 +47,7 @@ class Job:
         self.result: Any = None
         self.message = ""
         self.changed = changed
-        self._stop, self._said = False, 0.0
+        self._stop, self._said, self._settled = False, 0.0, True
         self._future: Future[Any] | None = None
 
     @property
@@ -65,7 +65,7 @@ class Job:
         if self.running:
             return
         self.status, self.done, self.total, self.result, self.message = "running", 0, 0, None, ""
-        self._stop = False
+        self._stop = self._settled = False
         self.changed()
         pool = ThreadPoolExecutor(1, "apsi-view")
         self._future = pool.submit(work, self._progress)
@@ -77,9 +77,9 @@ class Job:
         self._stop = True
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended; for programs and tests."""
+        """Until it has ended and `changed` has returned; for programs and tests."""
         end = time.monotonic() + (3600 if timeout is None else timeout)
-        while self.running and time.monotonic() < end:
+        while not self._settled and time.monotonic() < end:
             time.sleep(0.005)
 
     def _progress(self, done: int, total: int) -> None:
@@ -102,4 +102,7 @@ class Job:
             self.message = visible(str(exc)) if ours else f"{type(exc).__name__}: {brief(exc, 300)}"
             self.status = "failed"
         self._future = None  # with it goes what the work held, a key for example
-        self.changed()
+        try:
+            self.changed()
+        finally:
+            self._settled = True

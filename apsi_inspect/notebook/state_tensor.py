@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .state_job import Progress
 
 CELLS = 16  # rows and columns of values shown
-SIDE = 8  # of the slice that is shown first
+SIDE = 6  # of the slice that is shown first
 BINS = 16
 _INT = r"([+-]?\d{1,18})"
 _INDEX = re.compile(rf"\s*(?:(\.\.\.)|{_INT}|{_INT}?\s*:\s*{_INT}?(?:\s*:\s*{_INT}?)?)\s*")
@@ -169,7 +169,7 @@ def histogram_bars(s: TensorStats, bins: int = BINS) -> Bars:
 
 
 def first_slice(shape: tuple[int, ...]) -> str:
-    """The first values: ``0, 0:8, 0:8``."""
+    """The first values: ``0, 0:6, 0:6``."""
     ends = [f"0:{min(SIDE, n)}" for n in shape[-2:]]
     return ", ".join(["0"] * (len(shape) - len(ends)) + ends)
 

@@ -114,6 +114,8 @@ class QuantErrorView(w.VBox):
         self.running.draw()
         self.start.disabled = self.state.job.running
         if not self.state.job.running:
+            if self.state.table is not None:
+                self.bits.value = self.state.middle_bpw()
             self.draw()
 
     def draw(self) -> None:

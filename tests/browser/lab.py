@@ -40,7 +40,7 @@ SETTINGS = {
     "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": True},  # the hardest case for a secret
 }
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-LIMIT = 30_000  # milliseconds that anything may take: two busy cores and a first compilation
+LIMIT = 60_000  # milliseconds that anything may take: two busy cores and a first compilation
 # What JupyterLab itself writes to the console; nothing of ours may be added here.
 KNOWN: tuple[str, ...] = ()
 
@@ -199,10 +199,13 @@ class Notebook:
         self.page.locator(".jp-NotebookPanel").click(position={"x": 4, "y": 300})
         self.page.keyboard.press("Control+s")
         end = time.monotonic() + 30
-        while self.path.stat().st_mtime_ns == before and time.monotonic() < end:
-            self.page.wait_for_timeout(100)
-        saved: dict[str, Any] = json.loads(self.path.read_text())
-        return saved
+        while time.monotonic() < end:
+            self.page.wait_for_timeout(200)
+            text = self.path.read_text()
+            if self.path.stat().st_mtime_ns != before and text.endswith("}\n"):  # else it is being written
+                saved: dict[str, Any] = json.loads(text)
+                return saved
+        raise AssertionError("the notebook was not saved")
 
     def shot(self, name: str) -> None:
         """A picture of the view, where APSI_SCREENSHOTS names a folder."""
