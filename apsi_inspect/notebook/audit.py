@@ -39,7 +39,8 @@ _FIRST, _MODEL = ((0, "path"),), ((0, "model"),)
 FUNCTIONS: dict[str, Does] = {
     **dict.fromkeys(("open", "load_model", "load_gguf", "load_safetensors", "torch_load", "onnx_model"),
                     Does("load", _FIRST)),
-    **dict.fromkeys(("model_info", "gguf_info", "safetensors_info", "stats", "plan", "hardware_plan"),
+    **dict.fromkeys(("model_info", "gguf_info", "safetensors_info", "stats", "plan", "hardware_plan", "metadata_widget",
+                     "units_widget", "quant_error_widget"),
                     Does("load", _MODEL)),
     "quant_error": Does("load", ((0, "model_or_tensor"),)),
     "compare": Does("load", ((0, "a"), (1, "b"))),
