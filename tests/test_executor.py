@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -297,6 +300,15 @@ def apsi(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+def alive(group: int) -> bool:
+    """Whether a process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class TestCommand:
     def test_the_same_output(self, tmp_path: Path) -> None:
         path = checkpoint(tmp_path, tensors=1)
@@ -310,6 +322,25 @@ class TestCommand:
             done = apsi("model", "convert", src, tmp_path / f"{name}.apsim", "--dtype", "int8", *more)
             assert (done.returncode, done.stderr) == (0, "")
         assert (tmp_path / "a.apsim").read_bytes() == (tmp_path / "b.apsim").read_bytes()
+
+    def test_ctrl_c_ends_the_processes(self, tmp_path: Path) -> None:
+        save_file({"w": np.ones((16_384, 2048), np.float32)}, tmp_path / "x.safetensors")
+        command = ["model", "convert", "x.safetensors", "y.gguf", "--dtype", "q4_k", "--workers", "2"]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "apsi_inspect", *command], cwd=tmp_path, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while len(list(tmp_path.iterdir())) == 1:
+            assert child.poll() is None
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=100)
+        assert (child.returncode, out, err) == (130, "", "apsi: interrupted\n")
+        assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+        until = time.monotonic() + 30
+        while alive(child.pid):
+            assert time.monotonic() < until, "processes are left"
+            time.sleep(0.05)
 
     @pytest.mark.parametrize("more", [["--workers", 0], ["--workers", -1], ["--workers", 2, "--scheduler", "x"]])
     def test_usage(self, more: list[Any], tmp_path: Path) -> None:
