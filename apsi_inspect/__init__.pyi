@@ -31,11 +31,11 @@ from .model import ModelFile as ModelFile
 from .model import Tensor as Tensor
 from .notebook import plots as plots
 from .notebook.audit import audit as audit
+from .notebook.page import report as report
 from .notebook.widgets_error import quant_error_widget as quant_error_widget
 from .notebook.widgets_metadata import metadata_widget as metadata_widget
 from .notebook.widgets_signature import signature_widget as signature_widget
 from .notebook.widgets_units import units_widget as units_widget
-from .notebook.page import report as report
 from .ops.changes import ConversionReport as ConversionReport
 from .ops.compare import compare as compare
 from .ops.comparison import Comparison as Comparison

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from .notebook.widgets_explore import Explorer
     from .ops.stats import TensorStats
     from .reports import Report
     from .table import TensorTable
