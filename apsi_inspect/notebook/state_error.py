@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from .state_job import Progress
 
 PAGE = 100
-SAMPLES = (("64 Ki values of each tensor", 1 << 16), ("1 Mi values of each tensor", 1 << 20), ("all values", None))
+SAMPLES: dict[str, int | None] = {
+    "64 Ki values of each tensor": 1 << 16,
+    "1 Mi values of each tensor": 1 << 20,
+    "all values": None,
+}
 BY_NAME, WORST = "name", "worst first"
 ORDERS = (BY_NAME, WORST)
 
@@ -58,7 +62,7 @@ class QuantErrorState:
         self.model = model
         self.formats: list[str] = list(FORMATS)
         self.tensors = ""
-        self.sample: int | None = SAMPLES[0][1]
+        self.sample: int | None = 1 << 16
         self.job, self.plan_job = Job(), Job()
         self.table: ErrorTable | None = None
         self.order = BY_NAME

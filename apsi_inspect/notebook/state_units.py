@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import ValueRefusedError, quote
 from ..listing import natural_key
 from ..parts import Column, Stack, Strip, Table, Text
-from ..units import BASE_UNITS, DIMENSIONS
+from ..units import DIMENSIONS, Unit
 from .render_tensors import code, shape_text
 from .state_pages import Pages
 from .state_tensor import number
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..model import ModelFile
     from ..ops.stats import TensorStats
     from ..parts import Inline, Part
-    from ..units import Unit
 
 PAGE = 100
 SHOWN = 8  # values
@@ -101,9 +100,10 @@ class UnitsState:
         unit = self.unit
         if unit is None or self.selected is None:
             return Text("Choose a tensor in the list.", "muted")
+        alone = [tuple(e if i == at else 0 for i, e in enumerate(unit.dim)) for at in range(len(unit.dim))]
         words = [
-            f"{name} {base}^{exponent}" if exponent != 1 else f"{name} {base}"
-            for name, base, exponent in zip(DIMENSIONS, BASE_UNITS, unit.dim, strict=True)
+            f"{name} {Unit(dim).dimension}"
+            for name, dim, exponent in zip(DIMENSIONS, alone, unit.dim, strict=True)
             if exponent != 0
         ]
         chips: list[tuple[str, Inline]] = [
@@ -140,7 +140,7 @@ class UnitsState:
         heads = [Column("value of"), Column(str(unit), "right")]
         if self.target is not None:
             heads.append(Column(str(self.target), "right"))
-        title = f"Values of {shape_text(tensor.shape)}, the first of them"
+        title = f"Values, the first of {shape_text(tensor.shape)}" if tensor.numel > 1 else "Value"
         note = "Nothing is written: another unit is for display." if self.target is not None else ""
         return Stack([Table(heads, rows, title), *([Text(note, "muted")] if note else [])])
 

@@ -35,6 +35,7 @@ d='M5.2 5.9L9 9.7l3.8-3.8 1.2 1.2-4.9 5-4.9-5z'/%3E%3C/svg%3E"); }
 .apsi-w .widget-html, .apsi-w .widget-html-content { line-height: 1.45; height: auto; }
 .apsi-w .widget-html { margin: 2px 0; }
 .apsi-w .apsi.apsi.apsi { border: 0; padding: 0; margin: 0; max-width: none; }
+.apsi-w .apsi.apsi.apsi caption { white-space: nowrap; }
 .apsi-w .apsi-boxed { border: 1px solid var(--apsi-line); border-radius: 6px; padding: 8px 12px; }
 .apsi-w .widget-select select { border-radius: 4px; padding: 4px;
   font: 12px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }

@@ -33,7 +33,7 @@ class QuantErrorView(w.VBox):
         self._setting = False
         self.boxes = {f: checkbox(f, f"try {f}", f in state.formats) for f in (*FORMATS, *MORE_FORMATS)}
         self.tensors = text("Tensors", "part of a name, or a glob; empty for all", placeholder="all; or attn, blk.0.*")
-        self.sample = dropdown("Measure", "how many values of each tensor", SAMPLES)
+        self.sample = dropdown("Measure", "how many values of each tensor", list(SAMPLES))
         self.start = button("Run", "measure the error of these formats", self.run, button_style="primary")
         self.running = Running("Measuring", state.job)
         self.message = Message()
@@ -105,7 +105,7 @@ class QuantErrorView(w.VBox):
 
         def start() -> None:
             self.state.set_formats([f for f, box in self.boxes.items() if box.value])
-            self.state.tensors, self.state.sample = self.tensors.value, self.sample.value
+            self.state.tensors, self.state.sample = self.tensors.value, SAMPLES[self.sample.value]
             self.state.run()
 
         self.message.of(start)
