@@ -92,7 +92,7 @@ class SignatureState:
         from ..ops import verify as ops
 
         if isinstance(self.model, ModelFile):
-            self.report = ops.verify_opened(self.model, key, full)
+            self.report = ops.verify_opened(self.model, key, full, progress=progress)
         else:
             self.report = ops.verify(self.model, key, full, progress=progress)
         return self.report

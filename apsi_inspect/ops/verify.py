@@ -124,10 +124,16 @@ def find(path: str | os.PathLike[str]) -> str:
 
 
 def verify_opened(
-    model: ModelFile, key: bool | bytes | str | None = None, full: bool = False, *, executor: Executor | None = None
+    model: ModelFile,
+    key: bool | bytes | str | None = None,
+    full: bool = False,
+    *,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """`verify` over the files that an opened model holds; of a sharded one, the index is read again."""
-    options = Options(None if key is None or key is False else signing.Key(key), full, executor=executor)
+    secret = None if key is None or key is False else signing.Key(key)
+    options = Options(secret, full, progress=progress, executor=executor)
     if len(model.sources) == 1 and model.sources[0].name == model.path:
         return verify_model(model.sources[0], model, options)
     if model.format != "apsim":
