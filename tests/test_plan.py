@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,10 +130,41 @@ def test_out_of_reach(errors: Any) -> None:
     ) as e:
         plan(REAL, 1000, formats=FORMATS, errors=errors)
     low, high = map(int, re.findall(r"(\d+) to (\d+) bytes", str(e.value))[0])
-    with pytest.raises(ValueRefusedError, match=f"above the largest possible size: {low} to {high}"):
-        plan(REAL, "1GB", formats=FORMATS, errors=errors)
     least, most = (plan(REAL, n, formats=FORMATS, errors=errors) for n in (low, high))
     assert (least.nbytes, most.nbytes) == (low, high) == (least.smallest, least.largest)
+
+
+def test_a_target_that_nothing_is_large_enough_for(real: dict[str, np.ndarray], errors: Any, tmp_path: Path) -> None:
+    p = plan(REAL, "1GB", formats=FORMATS, errors=errors)
+    assert (p.target, p.reached, p.optimal) == (10**9, False, True)
+    shown = " ".join(str(p).split())
+    assert "target 953.7 MiB (not reached)" in shown
+    assert "the target is not reached: every tensor has its most exact encoding of these formats" in shown
+    for r in p.rows:
+        x = real[r.name]
+        even = x.ndim > 1 and x.shape[-1] % 32 == 0
+        found = {f: float(((x - approximated(x, f)) ** 2).sum()) for f in FORMATS} if even else {r.chosen.lower(): 0.0}
+        assert found[r.chosen.lower()] == min(found.values())
+    exact = plan(REAL, p.nbytes, formats=FORMATS, errors=errors)
+    assert (exact.reached, exact.rows, exact.nbytes) == (True, p.rows, p.largest)
+    assert "bytes are left" in str(exact)
+    assert "not reached" not in str(exact)
+    assert plan(REAL, bpw=1000, formats=FORMATS, errors=errors).rows == p.rows
+    assert plan(REAL, 2**63 - 1, formats=FORMATS, errors=errors).rows == p.rows
+    assert plan(REAL, np.int64(p.nbytes), formats=FORMATS, errors=errors) == exact
+    again = Plan.load(p.save(tmp_path / "p.json"))
+    assert (again, again.reached) == (p, False)
+    assert (p.to_dict()["reached"], exact.to_dict()["reached"]) == (False, True)
+
+
+def test_models_without_values(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "none.safetensors")
+    with pytest.raises(ValueRefusedError, match=r"none\.safetensors has no tensors to plan for"):
+        plan(tmp_path / "none.safetensors", bpw=6)
+    save_file({"z": np.zeros((0, 64), np.float32)}, tmp_path / "zero.safetensors")
+    p = plan(tmp_path / "zero.safetensors", bpw=6)
+    assert (p.nbytes, p.error) == (0, 0)
+    assert "SQNR –" in str(p)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +174,15 @@ def test_out_of_reach(errors: Any) -> None:
         ({"target": 70_000, "bpw": 4}, "give either a target"),
         ({"bpw": 0}, "bpw is 0"),
         ({"bpw": inf}, "bpw is inf"),
+        ({"bpw": nan}, "bpw is nan"),
+        ({"bpw": 10**400}, "bpw is 1000"),
+        ({"bpw": "4.5"}, "bpw is '4.5'"),
+        ({"target": 2**63}, "a size of 2.63 bytes or more was given"),
+        ({"target": 10**5000}, "a size of 2.63 bytes or more was given"),
+        ({"target": "9" * 400 + "GB"}, "a size of 2.63 bytes or more was given"),
+        ({"target": -1}, "size -1 is not like"),
+        ({"target": "0.1"}, "size '0.1' is not like"),
+        ({"target": 4.5}, "size 4.5 is not like"),
         ({"target": "70 apples"}, "size '70 apples' is not like"),
         ({"bpw": 7, "formats": []}, "formats is empty"),
         ({"bpw": 7, "formats": ["q9_9"]}, "'q9_9' cannot be written to gguf"),
@@ -255,10 +295,10 @@ def test_a_quantized_model_may_stay_as_it_is(real: dict[str, np.ndarray], tmp_pa
     values = {n: gguf.quants.dequantize(t.data, t.tensor_type).reshape(real[n].shape) for n, t in reader.items()}
     table = measured(values)
     whole = sum(t.n_bytes for t in reader.values())
-    with pytest.raises(ValueRefusedError, match=f"above the largest possible size: [0-9]+ to {whole} "):
-        plan(src, whole + 1, formats=FORMATS, errors=table)
-    p = plan(src, whole, formats=FORMATS, errors=table)
-    assert (p.error, p.nbytes) == (0, whole)
+    for target in (whole, whole + 1):
+        p = plan(src, target, formats=FORMATS, errors=table)
+        assert (p.error, p.nbytes, p.reached) == (0, whole, target == whole)
+    assert "SQNR infinite" in str(p)
     p = plan(src, whole - 1000, formats=FORMATS, errors=table)
     assert {"Q4_0", "Q4_1"} <= {r.chosen for r in p.rows}
     dst = tmp_path / "p.gguf"

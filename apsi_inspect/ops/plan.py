@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ModelFileError, ValueRefusedError, quote
+from ..errors import ModelFileError, ValueRefusedError, quote, visible
 from ..listing import human_size
 from ..model import ModelFile
 from . import plan_choices
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from .plan_choices import Keep
 
 __all__ = ["Plan", "plan"]
+
+_MAX_BPW = 1024  # beyond any encoding; a target in bytes has its own end
 
 
 def plan(
@@ -89,7 +92,9 @@ def plan(
     Raises
     ------
     ValueRefusedError
-        The target is out of reach (the message has the range), a rule matches no tensor, or an argument means nothing.
+        The target is below the smallest size (the message has the range), a rule matches no tensor, or an argument
+        means nothing. A target above the largest size is none: every tensor gets its most exact encoding, and the plan
+        says so (`Plan.reached`).
     OSError, ModelFileError
         A file cannot be read.
     """
@@ -108,15 +113,17 @@ def plan(
     rules = plan_choices.parse_keep(keep, into)
     matrix = None if weights is None else weights_of(weights)
     menus = plan_choices.menus(model, into, parsed, rules, plan_choices.written(model))
+    if not menus:
+        raise ValueRefusedError(f"{visible(model.path)} has no tensors to plan for")
     limit = _limit(target, bpw, menus)
     _reach(limit, [min(o.nbytes for o in m.options) for m in menus], [_most(m) for m in menus])  # before measuring
     found = errors_of(model, menus, errors, matrix, sample, executor, progress)
     sampled = sample if errors is None else errors.sampled
     items, uses = _items(menus, found)
     smallest, largest = _range(items)
-    _reach(limit, [smallest], [largest])
+    _reach(limit, [smallest], [largest])  # some formats cannot hold some values
     uniform = {w: _uniform(w, menus, uses) for w in parsed}
-    solution = solve(items, limit, [u for u in uniform.values() if u is not None])
+    solution = solve(items, min(limit, largest), [u for u in uniform.values() if u is not None])
     return Plan(
         model.path,
         into,
@@ -141,20 +148,22 @@ def _limit(target: str | int | None, bpw: float | None, menus: Sequence[Menu]) -
         limit = parse_size(target)
         assert limit is not None
         return limit
-    if isinstance(bpw, bool) or not isinstance(bpw, (int, float)) or not (isfinite(bpw) and bpw > 0):
-        raise ValueRefusedError(f"bpw is {bpw!r:.40}; bits per weight above 0, like 4.5, were expected")
-    return int(bpw * sum(m.numel for m in menus) / 8)
+    if isinstance(bpw, bool) or not _is_real(bpw) or not 0 < bpw <= _MAX_BPW:
+        raise ValueRefusedError(f"bpw is {bpw!r:.40}; bits per weight above 0, like 4.5 (at most 1024), were expected")
+    return int(float(bpw) * sum(m.numel for m in menus) / 8)
+
+
+def _is_real(value: Any) -> bool:
+    """Whether it is a number, NumPy's included."""
+    return isinstance(value, Real)
 
 
 def _reach(limit: int, smallest: Sequence[int], largest: Sequence[int]) -> None:
-    """Refuse a target outside of what is possible."""
+    """Refuse a target below what is possible, where that is known already."""
     low, high = sum(smallest), sum(largest)
-    if not low <= limit <= high:
-        where = "below the smallest" if limit < low else "above the largest"
-        what = (
-            f"{limit} bytes are {where} possible size: {low} to {high} bytes ({human_size(low)} to {human_size(high)})"
-        )
-        raise ValueRefusedError(f"{what} with these formats and rules")
+    if limit < low:
+        what = f"{limit} bytes are below the smallest possible size: {low} to {high} bytes"
+        raise ValueRefusedError(f"{what} ({human_size(low)} to {human_size(high)}) with these formats and rules")
 
 
 def _most(menu: Menu) -> int:

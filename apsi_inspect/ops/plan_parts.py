@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..listing import human_size
 from ..parts import Badge, Column, Details, Stack, Strip, Table, Text
+from .plan_report import decibels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,19 +37,27 @@ def _head(plan: Plan) -> Strip:
         ("tensors", str(len(plan.rows))),
         ("data", f"{human_size(plan.nbytes)} ({plan.nbytes} bytes)"),
         ("bits per weight", f"{plan.bpw:.4f}"),
-        ("target", f"{human_size(plan.target)} ({plan.target - plan.nbytes} bytes are left)"),
+        ("target", _target(plan)),
         ("possible", f"{human_size(plan.smallest)} to {human_size(plan.largest)}"),
         ("weighted error" if plan.weights else "squared error", number(plan.error)),
-        ("SQNR", f"{plan.sqnr_db:.2f} dB"),
+        ("SQNR", decibels(plan.sqnr_db)),
     ]
     if plan.weights:
         chips.append(("weights", Text(plan.weights, "code")))
     return Strip(Text(plan.path, "code"), f"plan for {plan.container}", chips)
 
 
+def _target(plan: Plan) -> str:
+    left = f"{plan.target - plan.nbytes} bytes are left" if plan.reached else "not reached"
+    return f"{human_size(plan.target)} ({left})"
+
+
 def _notes(plan: Plan) -> list[Part]:
-    if plan.optimal:
-        out: list[Part] = [Badge("note", "no choice of these formats within the target has a smaller error")]
+    if not plan.reached:
+        why = "every tensor has its most exact encoding of these formats, and no larger one lessens the error"
+        out: list[Part] = [Badge("warning", f"the target is not reached: {why}")]
+    elif plan.optimal:
+        out = [Badge("note", "no choice of these formats within the target has a smaller error")]
     else:
         gap = plan.error / plan.bound - 1 if plan.bound else float("inf")
         out = [Badge("note", f"the error is at most {gap:.2%} above the smallest possible")]

@@ -95,9 +95,9 @@ class Plan(Displayable):
     container
         ``"gguf"``, ``"apsim"`` or ``"safetensors"``.
     target
-        Bytes of tensor data that it had to stay within.
+        Bytes of tensor data that it had to stay within; above `largest`, it is not reached (`reached`).
     smallest, largest
-        The range of sizes that were possible.
+        The range of sizes that were possible: every tensor with its smallest, and with its most exact encoding.
     formats
         What there was to choose from.
     rules
@@ -135,6 +135,11 @@ class Plan(Displayable):
     def nbytes(self) -> int:
         """Bytes of the tensors' data."""
         return sum(r.nbytes for r in self.rows)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target set the size: False where it is above the largest size that makes the error smaller."""
+        return self.target <= self.largest
 
     @property
     def numel(self) -> int:
@@ -224,7 +229,7 @@ class Plan(Displayable):
         values["formats"], values["rules"] = list(self.formats), list(self.rules)
         sums = {"nbytes": self.nbytes, "bpw": self.bpw, "error": self.error, "sqnr_db": _finite(self.sqnr_db)}
         version = values.pop("schema_version")
-        return {"schema_version": version, "kind": KIND, **sums, **values}
+        return {"schema_version": version, "kind": KIND, "reached": self.reached, **sums, **values}
 
     def save(self, path: str | os.PathLike[str], *, durable: bool = True) -> str:
         """Write the plan as JSON, replacing what is there as one step; returns the path."""
@@ -254,7 +259,7 @@ class Plan(Displayable):
 
     def __repr__(self) -> str:
         size = f"{human_size(self.nbytes)} ({self.bpw:.3f} bits per weight)"
-        return f"<Plan for {visible(self.path, 80)}: {len(self.rows)} tensors, {size}, SQNR {self.sqnr_db:.2f} dB>"
+        return f"<Plan for {visible(self.path, 80)}: {len(self.rows)} tensors, {size}, SQNR {decibels(self.sqnr_db)}>"
 
     def _parts(self) -> Any:
         from .plan_parts import plan_parts
@@ -280,6 +285,11 @@ def _decibels(signal: float | None, squares: float) -> float:
     if not squares:
         return inf
     return nan if signal is None else 10 * log10(signal / squares) if signal else -inf
+
+
+def decibels(value: float) -> str:
+    """A ratio in dB as text: infinite where nothing changes, a dash where no values were looked at."""
+    return "–" if value != value else "infinite" if value == inf else f"{value:.2f} dB"
 
 
 def _finite(value: float) -> float | None:

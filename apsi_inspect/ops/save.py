@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -254,13 +255,17 @@ def parse_size(size: str | int | None) -> int | None:
     """Bytes of ``"4GB"`` (10^9), ``"512 MiB"`` (2^20) or a number; None stays None."""
     if size is None:
         return None
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if found is None or not float(found[1]):
+    nbytes: float = 0
+    given: Any = size
+    if isinstance(given, Integral) and given is not True and given is not False:
+        nbytes = int(given)
+    elif isinstance(size, str) and (found := _SIZE.fullmatch(size)):
+        nbytes = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
+    if nbytes >= 1 << 63:
+        raise ValueRefusedError("a size of 2^63 bytes or more was given; a size is like '4GB' or '512MiB'")
+    if nbytes < 1:
         raise ValueRefusedError(f"size {size!r:.40} is not like '4GB', '512MiB' or a number of bytes above 0")
-    step = 1024 if found[3] else 1000
-    return int(float(found[1]) * step ** " kmgt".index(found[2].lower() or " "))
+    return int(nbytes)
 
 
 def stem_of(path: str) -> str:
