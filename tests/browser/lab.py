@@ -40,7 +40,7 @@ SETTINGS = {
     "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": True},  # the hardest case for a secret
 }
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-LIMIT = 60_000  # milliseconds that anything may take: two busy cores and a first compilation
+LIMIT = 120_000  # milliseconds that anything may take: two busy cores and a first compilation
 # What JupyterLab itself writes to the console; nothing of ours may be added here.
 KNOWN: tuple[str, ...] = ()
 
@@ -105,12 +105,12 @@ class Lab:
             self.set(plugin, values)
 
     def _await(self) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while time.monotonic() < end and self.process.poll() is None:
             try:
                 self.call("GET", "/api/status")
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.2)
         raise RuntimeError(f"JupyterLab did not start:\n{self.log.read_text()[-3000:]}")
 
@@ -138,9 +138,9 @@ class Lab:
 
     def close(self) -> None:
         """Stop the server and its kernels."""
-        self.call("POST", "/api/shutdown")
         try:
-            self.process.wait(30)
+            self.call("POST", "/api/shutdown")
+            self.process.wait(60)
         finally:
             self.process.kill()
 
