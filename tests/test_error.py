@@ -353,10 +353,42 @@ def test_threads_executors_and_cuts_change_nothing(tmp_path: Path, monkeypatch: 
     assert quant_error(tmp_path / "m.safetensors", formats).rows == one.rows
     with ThreadPoolExecutor(3) as pool:
         assert quant_error(tmp_path / "m.safetensors", formats, executor=pool).rows == one.rows
+    monkeypatch.setattr("apsi_inspect.ops.error_pieces._PART", 1 << 18)
+    assert quant_error(tmp_path / "m.safetensors", formats).rows == one.rows
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         assert quant_error(tmp_path / "m.safetensors", formats, executor=pool).rows == one.rows
         with pytest.raises(ai.ValueRefusedError, match="in memory"):
             quant_error(tree, formats, executor=pool)
+
+
+@pytest.mark.parametrize("odd", [0.0, np.inf, 1e-30])
+def test_many_segments_at_a_time_give_the_bits_of_one(
+    odd: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = weights_like(3001, 352)  # 16 segments and a part, which ends with less than a group
+    flat = x.reshape(-1)
+    flat[3 * k.SEGMENT : 4 * k.SEGMENT] = 0 if odd != np.inf else flat[: k.SEGMENT]
+    flat[5 * k.SEGMENT + 7 : 6 * k.SEGMENT - 5 : 9] = odd
+    flat[-3] = 9 if odd == 0 else odd
+    save_file({"array": x}, tmp_path / "m.safetensors")
+    formats = [f.lower() for f in FUSED]
+    one = quant_error(x, formats).rows
+    assert quant_error(tmp_path / "m.safetensors", formats).rows == one
+    alone = quant_error({"array": x}, [*formats, "f16"]).rows
+    assert alone[: len(one)] == one
+    for name, value in (("error_pieces._PART", 1 << 16), ("inputs.PIECE", 1 << 16), ("error_pieces._READ", 1)):
+        monkeypatch.setattr(f"apsi_inspect.ops.{name}", value)
+        assert quant_error(x, formats).rows == one
+        assert quant_error(tmp_path / "m.safetensors", formats).rows == one
+    if odd != np.inf:
+        for row in one:
+            y, clipped = by_ggml(row.format.upper(), x)
+            assert row.sums is not None
+            assert row.sums.squares == pytest.approx(((flat.astype("f8") - y) ** 2).sum(), rel=1e-6)
+            assert row.sums.max_abs == pytest.approx(np.abs(flat - y)[row.sums.max_at], rel=1e-6)
+            assert row.sums.clipped == clipped
+    else:
+        assert all(row.sums is not None and row.sums.nonfinite > 7000 for row in one)
 
 
 def test_a_sample_is_whole_rows_and_says_so() -> None:

@@ -239,6 +239,13 @@ def beyond(x, low, high, below, above):
 
 
 @kernel
+def put_codes(raw, size, first, last, code):
+    """Bytes [first, last) of every block of `size` bytes become `code`."""
+    for b in range(0, raw.size, size):
+        raw[b + first : b + last] = code
+
+
+@kernel
 def outside_runs(x, scale, limit, n, step):
     """How many values lie beyond `limit` times the scale of their run of `step` in rows of `n`."""
     runs, found = (n + step - 1) // step, 0

@@ -92,7 +92,7 @@ def prepared(kind: Kind) -> Any:
 
     @emitter(M, M, ret=I32)
     def prepare(src: M, room: M) -> W:
-        ahead(src, 4 * GROUP)
+        ahead(src, 2 * GROUP)
         d, m, bottom, top, fine = kind.found(src)
         scale = d.float_to_half().half_to_float()
         offset = None if m is None else m.float_to_half().half_to_float()
@@ -120,6 +120,7 @@ def scored(kind: Kind) -> Any:
     def score(x: M, room: M, lanes: M, counts: M) -> W:
         sums = Sums(x.load(F))
         for k in range(BLOCKS):
+            x.prefetch(4096 + 512 + 64 * k)
             own = [room.load(F, off=at + 4 * k).splat(LANES) for at in (INVERSE, MINIMUM, SCALE, OFFSET)]
             vs = (x.load(F, LANES, 4 * (SIZE * k + i)) for i in range(0, SIZE, LANES))
             sums.add((v, kind.value(v, *own)) for v in vs)

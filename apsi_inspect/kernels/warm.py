@@ -88,6 +88,7 @@ def _errors() -> Iterator[Task]:
     yield "error.alone", error.alone, (x, row)
     yield "error.alone", error.alone, (d, row)
     yield "error.beyond", error.beyond, (x, y, y, np.float32(0), np.float32(0))
+    yield "error.put_codes", error.put_codes, (_array(0, np.uint8), 1, 0, 1, 0)
     yield "error.outside", error.outside, (x, np.float32(0), np.float32(1))
     yield "error.outside_runs", error.outside_runs, (x, x, np.float32(1), 1, 1)
     raw, table = _array(0, np.uint8, given=True), _array(256, np.float32, given=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..kernels.error import COLUMNS, GROUP, MAX_AT, SEGMENT
-from .inputs import SCRATCH, FileInput, ScaledInput, input_of
+from .inputs import SCRATCH, ArrayInput, FileInput, ScaledInput, input_of
 from .tasks import tensor_of
-from .trials import Piece, trial_of
+from .trials import Piece, in_registers, trial_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from .inputs import Input
     from .tasks import TensorSpec
 
-_READ = 4  # steps that are read at a time
+_READ = 4  # steps that are read at a time where nothing else fills the caches
+_PART = 1 << 22  # elements that one task measures
+_SHARE = 8  # tasks, at least, of a tensor that is large
 _UNIT = 1 << 14  # elements: of longer rows, a sample takes parts
 _BLOCKS = 256  # a whole number of blocks of every type
 
@@ -70,15 +72,18 @@ def pieces(source: Input, job: Job) -> list[Part]:
     if not numel or not job.trials:
         return []
     row = source.shape[-1] if source.shape else 1
-    rows = isinstance(source, ScaledInput) or any(e.kind == "scaled" for e, _ in job.trials)
+    plain = isinstance(source, (ArrayInput, FileInput))
+    rows = not plain or any(e.kind == "scaled" for e, _ in job.trials)
     packed = [e.block_size for e, _ in job.trials if not e.is_block and e.kind != "scaled"]
     own = [] if isinstance(source, ScaledInput) else [source.encoding.block_size]
-    unit = lcm(row, *packed, *own) if rows or row <= SEGMENT else _BLOCKS
+    all_of_it = job.sample is None or job.sample >= numel
+    by_row = rows or (not all_of_it and row <= SEGMENT)
+    unit = lcm(*packed, *own, row if by_row else _BLOCKS)
     whole = lcm(unit, GROUP)  # a step of whole groups has no rest, which would be done apart
     step = SEGMENT // whole * whole or max(SEGMENT // unit, 1) * unit
     cuts = source.cuts(row if isinstance(source, ScaledInput) else step)
     if job.sample is None or job.sample >= numel:
-        return [Part((cut,), step) for cut in cuts]
+        return [Part((cut,), step) for cut in (_joined(cuts) if plain else cuts)]
     if isinstance(source, ScaledInput) and source._across:  # its scales serve whole boxes
         return [Part((cut,), step) for cut in _spread(cuts, max(1, len(cuts) * job.sample // numel))]
     unit = unit if rows or unit <= _UNIT else lcm(_BLOCKS, *packed, *own)
@@ -87,6 +92,13 @@ def pieces(source: Input, job: Job) -> list[Part]:
     ranges = [s if isinstance(s, tuple) else (s, min(s + unit, numel)) for s in chosen]
     many = max(step // unit, 1)
     return [Part(tuple(ranges[i : i + many]), step, True) for i in range(0, len(ranges), many)]
+
+
+def _joined(cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbours together, as long as there is enough to share out."""
+    length, numel = cuts[0][1], cuts[-1][1]
+    many = max(min(_PART, numel // _SHARE) // length, 1)
+    return [(cuts[i][0], cuts[min(i + many, len(cuts)) - 1][1]) for i in range(0, len(cuts), many)]
 
 
 def _spread(items: Any, count: int) -> list[Any]:
@@ -99,15 +111,18 @@ def measure(source: Input, job: Job, part: Part) -> NDArray[np.float64]:
     """Rows of partial results: an array (formats, segments, columns of `kernels.error`)."""
     row = source.shape[-1] if source.shape else 1
     trials = [trial_of(encoding, row, kept) for encoding, kept in job.trials]
-    out = []
-    for values, first in _values(source, part):
+    out, begins = [], []
+    for values, first in _values(source, part, job):
         piece = Piece(values, *_weights(source.shape, job.weights, part, first, values.size))
-        rows = np.zeros((len(trials), -(-values.size // SEGMENT), COLUMNS))
+        segments = -(-values.size // SEGMENT)
+        rows = np.zeros((len(trials), segments, COLUMNS))
         for trial, lines in zip(trials, rows, strict=True):
             trial(piece, lines)
-        rows[:, :, MAX_AT] = _places(part, first, rows[:, :, MAX_AT])
         out.append(rows)
-    return np.concatenate(out, axis=1)
+        begins += [first] * segments
+    rows = np.concatenate(out, axis=1)
+    rows[:, :, MAX_AT] = _places(part, begins, rows[:, :, MAX_AT])
+    return rows
 
 
 def measure_spec(spec: TensorSpec, job: Job, part: Part) -> NDArray[np.float64]:
@@ -115,17 +130,33 @@ def measure_spec(spec: TensorSpec, job: Job, part: Part) -> NDArray[np.float64]:
     return measure(input_of(tensor_of(spec)), job, part)
 
 
-def _values(source: Input, part: Part) -> Iterator[tuple[NDArray[Any], int]]:
+def _values(source: Input, part: Part, job: Job) -> Iterator[tuple[NDArray[Any], int]]:
     """What is tried at a time, and the index of its first element; of a sample all of it at once."""
     if part.sampled:
         yield _gathered(source, part), part.spans[0][0]
         return
     ((a, b),) = part.spans
-    length = b - a if isinstance(source, ScaledInput) else _READ * part.step
-    for i in range(a, b, length):
-        values = _read(source, i, min(b, i + length))
-        for j in range(0, values.size, part.step):
-            yield values[j : j + part.step], i + j
+    read, step = _lengths(source, part, job)
+    for i in range(a, b, read):
+        values = _read(source, i, min(b, i + read))
+        for j in range(0, values.size, step):
+            yield values[j : j + step], i + j
+
+
+def _lengths(source: Input, part: Part, job: Job) -> tuple[int, int]:
+    """Elements that are read at a time, and those that are tried at a time.
+
+    What the bits depend on is the step of the part; trials in registers take any number of whole segments.
+    """
+    ((a, b),) = part.spans
+    if isinstance(source, ScaledInput):
+        return b - a, part.step
+    memory = isinstance(source, ArrayInput) and source.encoding.name == "F32"
+    at_once = job.weights is None and all(in_registers(e) and not kept for e, kept in job.trials)
+    if part.step != SEGMENT or not at_once:
+        return (b - a if memory else part.step), part.step
+    length = b - a if memory else _READ * part.step
+    return length, length
 
 
 def _read(source: Input, a: int, b: int) -> NDArray[Any]:
@@ -147,10 +178,10 @@ def _gathered(source: Input, part: Part) -> NDArray[Any]:
     return out
 
 
-def _places(part: Part, first: int, at: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Indices in the piece as indices in the tensor."""
+def _places(part: Part, begins: list[int], at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Indices in what was tried at a time as indices in the tensor; of each segment it is given where that began."""
     if not part.sampled:
-        return at + first
+        return at + np.array(begins, np.float64)
     length = part.spans[0][1] - part.spans[0][0]
     which = at.astype(np.int64) // length
     starts = np.array([a for a, _ in part.spans])

@@ -8,9 +8,10 @@ converted file would give, bit for bit. Nothing larger than the piece is made, i
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     Trial = Callable[["Piece", NDArray[np.float64]], None]
 
-FUSED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # what `kernels.error_blocks` has
+# What `kernels.error_blocks` has
+FUSED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 _NO_GRID_END = ("F32", "F64")
 
 
@@ -73,10 +75,19 @@ class Piece:
             self._bad = int(count(self.values, 0, self.values.size))
         return self._bad
 
+    def segment(self, s: int) -> Piece:
+        """The values of one segment."""
+        if self.values.size <= k.SEGMENT:
+            return self
+        a, b = s * k.SEGMENT, (s + 1) * k.SEGMENT
+        part = Piece(self.values[a:b], self.weights, self.first + a)
+        if self.original is not self.values:
+            part.original = self.original[a:b]
+        return part
 
-def _compare(piece: Piece, approximation: NDArray[np.float32], rows: NDArray[np.float64]) -> None:
-    y = approximation.view()
-    y.flags.writeable = False
+
+def _compare(piece: Piece, y: NDArray[Any], rows: NDArray[np.float64]) -> None:
+    """`y` is read-only."""
     x = piece.original
     (k.pair_sums if x.dtype == np.float32 else k.wide_sums)(x, y, rows)
     if piece.weights is not None:
@@ -91,66 +102,109 @@ def _refused(piece: Piece, rows: NDArray[np.float64]) -> bool:
     return bool(piece.bad)
 
 
-def _given(use: str, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """A buffer to write, and the same to read."""
-    buffer = SCRATCH.bytes(use, nbytes)
-    view = buffer.view()
+class Room(NamedTuple):
+    """Buffers for a number of values; what ends in `_read` is the same memory, read-only as kernels want it."""
+
+    raw: NDArray[np.uint8]
+    raw_read: NDArray[np.uint8]
+    values: NDArray[np.float32]
+    values_read: NDArray[np.float32]
+    more: NDArray[np.float32]
+
+
+class _Rooms(threading.local):
+    """The views of one thread, kept: making them between two kernels costs as much as a fast kernel."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], Room] = {}
+
+    def of(self, n: int, nbytes: int) -> Room:
+        """Room for `n` values, and for `nbytes` of their codes (no more than 4 a value)."""
+        room = self.kept.get((n, nbytes))
+        if room is None:
+            if len(self.kept) >= _KEPT:
+                self.kept.clear()
+            raw = SCRATCH.bytes("trial", 4 * n)[:nbytes]
+            values, more = (SCRATCH.bytes(use, 4 * n).view(np.float32) for use in ("tried", "more"))
+            room = self.kept[n, nbytes] = Room(raw, _read_only(raw), values, _read_only(values), more)
+        return room
+
+
+ROOMS = _Rooms()
+_KEPT = 32
+
+
+def _read_only(a: NDArray[Any]) -> NDArray[Any]:
+    view = a.view()
     view.flags.writeable = False
-    return buffer, view
+    return view
 
 
 def _block(encoding: Encoding) -> Trial:
     into, back, size, nbytes = encoder(encoding), decoder(encoding), encoding.block_size, encoding.block_bytes
     grid = CLIP[encoding.name]
+    below, above = np.float32(grid.below), np.float32(grid.above)
     fused = None
-    if encoding.name in FUSED and vectors_pay():
+    if in_registers(encoding):
         fused = getattr(import_module("..kernels.error_blocks", __package__), f"error_{encoding.name.lower()}")
 
-    def tried(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    def tried(x: NDArray[np.float32]) -> Room:
         """The encoded blocks, and what they decode to."""
         blocks = x.size // size
-        raw, given = _given("trial", blocks * nbytes)
-        into(x, raw, 0, blocks)
-        y, decoded = (b.view(np.float32) for b in _given("tried", 4 * x.size))
-        back(given, y, 0, blocks)
-        return raw, decoded
+        room = ROOMS.of(x.size, blocks * nbytes)
+        into(x, room.raw, 0, blocks)
+        back(room.raw_read, room.values, 0, blocks)
+        return room
 
-    def clipped(x: NDArray[np.float32], raw: NDArray[np.uint8]) -> int:
-        """How many values lie beyond the grids of these blocks; the codes are lost."""
-        blocks, ends = x.size // size, []
-        given = raw.view()
-        given.flags.writeable = False
-        for use, code in (("low", grid.lowest), ("high", grid.highest)):
+    def clipped(x: NDArray[np.float32], room: Room) -> int:
+        """How many values lie beyond the grids of these blocks; the codes, and what was tried, are lost."""
+        blocks = x.size // size
+        for end, code in ((room.values, grid.lowest), (room.more, grid.highest)):
             for codes in grid.codes:
-                raw.reshape(blocks, nbytes)[:, codes] = code
-            end = SCRATCH.bytes(use, 4 * x.size).view(np.float32)
-            back(given, end, 0, blocks)
-            ends.append(end)
-        return int(k.beyond(x, *ends, np.float32(grid.below), np.float32(grid.above)))
+                k.put_codes(room.raw, nbytes, codes.start, codes.stop, code)
+            back(room.raw_read, end, 0, blocks)
+        return int(k.beyond(x, room.values, room.more, below, above))
 
-    def in_one(piece: Piece, rows: NDArray[np.float64]) -> bool:
-        """Whole groups in registers, the rest apart; False if that cannot be done."""
-        x = piece.values
+    def apart(piece: Piece, rows: NDArray[np.float64], s: int) -> None:
+        """One segment, step by step."""
+        part, row = piece.segment(s), rows[s : s + 1]
+        if _refused(part, row):
+            return
+        room = tried(part.values)
+        _compare(part, room.values_read, row)
+        row[0, k.MAX_AT] += s * k.SEGMENT if row[0, k.MAX] > 0 else 0
+        row[0, k.CLIPPED] = clipped(part.values, room)
+
+    def in_one(piece: Piece, rows: NDArray[np.float64]) -> int:
+        """Whole groups in registers; gives how many segments are done, those that cannot be done so included."""
+        x, done = piece.values, 0
+        if fused is None or piece.weights is not None or piece.original is not x:
+            return 0
         whole = x.size // k.GROUP * k.GROUP
-        segments = -(-whole // k.SEGMENT)
-        if fused is None or not whole or piece.weights is not None or piece.original is not x:
-            return False
-        rest = x[whole:]
-        if fused(x[:whole], rows[:segments]) != segments or (rest.size and not np.isfinite(rest).all()):
-            rows[:] = 0
-            return False
-        if rest.size:
-            raw, y = tried(rest)
-            k.rest(rest, y, whole, rows[-1])
-            rows[-1, k.CLIPPED] += clipped(rest, raw)
-        return True
+        segments, rest = -(-whole // k.SEGMENT), x[whole:]
+        while done < segments:
+            begin = done * k.SEGMENT
+            more = fused(x[begin:whole], rows[done:segments])
+            if begin:
+                at = rows[done : done + more]
+                at[:, k.MAX_AT] += np.where(at[:, k.MAX] > 0, begin, 0)
+            done += more
+            if done < segments:
+                apart(piece, rows, done)
+                done += 1
+            elif rest.size and whole % k.SEGMENT:
+                if not np.isfinite(rest).all():
+                    rows[done - 1] = 0
+                    apart(piece, rows, done - 1)
+                else:
+                    room = tried(rest)
+                    k.rest(rest, room.values_read, whole, rows[done - 1])
+                    rows[done - 1, k.CLIPPED] += clipped(rest, room)
+        return done
 
     def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
-        if in_one(piece, rows) or _refused(piece, rows):
-            return
-        raw, y = tried(piece.values)
-        _compare(piece, y, rows)
-        rows[0, k.CLIPPED] = clipped(piece.values, raw)
+        for s in range(in_one(piece, rows), len(rows)):
+            apart(piece, rows, s)
 
     return trial
 
@@ -160,23 +214,24 @@ def _plain(encoding: Encoding) -> Trial:
     name = encoding.name
     limit = np.float32(LIMITS.get(name, np.inf))
     strict, size, nbytes = not holds_nonfinite(encoding), encoding.block_size, encoding.block_bytes
+    runs = None if name in _NO_GRID_END else (encoder(encoding), decoder(encoding))
 
     def trial(piece: Piece, rows: NDArray[np.float64]) -> None:
         x = piece.values
         if strict and _refused(piece, rows):
             return
-        if name in _NO_GRID_END:
-            y = piece.values if name == "F32" else piece.original
+        if runs is None:
+            y: NDArray[Any] = piece.values if name == "F32" else piece.original
         elif name == "F16" and piece.original.dtype == np.float64:
-            y = encode(encoding, piece.original, threads=1).view(np.float16).astype(np.float32)
+            y = _read_only(encode(encoding, piece.original, threads=1).view(np.float16).astype(np.float32))
         else:
             blocks = x.size // size
-            raw, given = _given("trial", blocks * nbytes)
-            encoder(encoding)(x, raw, 0, blocks)
-            y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
-            decoder(encoding)(given, y, 0, blocks)
+            room = ROOMS.of(x.size, blocks * nbytes)
+            runs[0](x, room.raw, 0, blocks)
+            runs[1](room.raw_read, room.values, 0, blocks)
+            y = room.values_read
         _compare(piece, y, rows)
-        if np.isfinite(limit):
+        if limit < np.inf:
             rows[0, k.CLIPPED] = k.outside(x, -limit, limit)
 
     return trial
@@ -192,6 +247,7 @@ def _scaled(encoding: Encoding, row: int) -> Trial:
     fmt = encoding.name
     kind = [name for name, _ in KINDS].index(fmt)
     code = _CODES[fmt]
+    back: Callable[..., Any] = kernel("scaled:decode_none") if code in _WHOLE_BYTES else decode_none
     table, code_kind = value_table(code), CODES.index(code)
     block = default_block(fmt, None)
     step = row if block is None else min(block, row)
@@ -202,18 +258,19 @@ def _scaled(encoding: Encoding, row: int) -> Trial:
             return
         x = piece.values
         lines = x.size // row
-        codes, given = _given("trial", x.size)
-        scale, scales = (b.view(np.float32) for b in _given("trial scales", 4 * lines * runs))
-        encode_runs(x, codes, scale, kind, row, step, False, 0, lines)
-        y = SCRATCH.bytes("tried", 4 * x.size).view(np.float32)
+        room = ROOMS.of(x.size, x.size)
+        scale = room.more[: lines * runs]
+        encode_runs(x, room.raw, scale, kind, row, step, False, 0, lines)
+        scales = _read_only(scale)
         matrix = scales.reshape(lines, runs)
-        decode_none(given, y.reshape(lines, row), 0, lines, table, code_kind, matrix, step, 1, 1, 1)
-        _compare(piece, y, rows)
+        back(room.raw_read, room.values.reshape(lines, row), 0, lines, table, code_kind, matrix, step, 1, 1, 1)
+        _compare(piece, room.values_read, rows)
         rows[0, k.CLIPPED] = k.outside_runs(x, scales, limit, row, step)
 
     return trial
 
 
+# What the codes are read as, one a byte; the explicit vectors take those of fewer bits for packed ones
 _CODES = {
     "int8": "int8",
     "int4": "int4",
@@ -223,6 +280,7 @@ _CODES = {
     "fp6_e3m2": "float6_e3m2fn",
     "fp4": "float4_e2m1fn",
 }
+_WHOLE_BYTES = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 
 def _kept(piece: Piece, rows: NDArray[np.float64]) -> None:
@@ -230,6 +288,11 @@ def _kept(piece: Piece, rows: NDArray[np.float64]) -> None:
     for i, line in enumerate(rows):
         x = piece.original[i * k.SEGMENT : (i + 1) * k.SEGMENT]
         k.alone(x, line)
+
+
+def in_registers(encoding: Encoding) -> bool:
+    """Whether a trial of many segments of float32 values is one call, which leaves the caches to the values."""
+    return encoding.name in FUSED and vectors_pay()
 
 
 @cache
