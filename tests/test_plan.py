@@ -191,6 +191,11 @@ def test_models_without_values(tmp_path: Path) -> None:
         ({"bpw": 7, "keep": {"nothing.*": None}}, "keep rule 'nothing.*' matches no tensor name"),
         ({"bpw": 7, "keep": ["=q8_0"]}, "is neither PATTERN=TYPE nor PATTERN"),
         ({"bpw": 7, "keep": "head.*=q8_0"}, "a list or a dict of rules was expected"),
+        ({"bpw": 7, "keep": 3}, "keep is int; a list or a dict of rules"),
+        ({"bpw": 7, "keep": [3]}, "keep has 3; a rule is a text"),
+        ({"bpw": 7, "keep": {3: None}}, "keep has the key 3"),
+        ({"bpw": 7, "formats": 4}, "formats is int; words like"),
+        ({"bpw": 7, "errors": 4}, "errors is int; what quant_error returns"),
         ({"bpw": 7, "keep": {"core.in_proj.weight": "q8_0"}}, "Q8_0 was asked for, but rows of 7 are no multiple"),
     ],
 )

@@ -107,6 +107,8 @@ def plan(
     incomplete = next((f for f in model.findings if f.code == "incomplete"), None)
     if incomplete is not None:
         raise ModelFileError(model.path, incomplete.message, hint="all parts are needed to plan for it")
+    if errors is not None and not hasattr(errors, "frame"):
+        raise ValueRefusedError(f"errors is {type(errors).__name__}; what quant_error returns was expected")
     into = plan_choices.container_for(model, container)
     words = plan_choices.default_formats(model, into) if formats is None else formats
     parsed = plan_choices.parse_formats(words, into)

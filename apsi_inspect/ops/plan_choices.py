@@ -8,7 +8,7 @@ Headers alone are read. `tests/test_plan.py` compares with files.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,6 +110,8 @@ def parse_formats(formats: Sequence[str], container: str) -> dict[str, Encoding]
     """Words -> encodings, each encoding once."""
     if isinstance(formats, str):
         formats = [w for w in re.split(r"[\s,]+", formats) if w]
+    elif not isinstance(formats, Iterable):
+        raise ValueRefusedError(f"formats is {type(formats).__name__}; words like ['q8_0', 'q4_k'] were expected")
     out: dict[str, Encoding] = {}
     for word in formats:
         encoding = parse_dtype(word, container)
@@ -127,12 +129,19 @@ def parse_keep(keep: Keep | None, container: str) -> list[Rule]:
         pairs = list(keep.items())
     elif isinstance(keep, str):
         raise ValueRefusedError(f"keep is the text {keep!r:.60}; a list or a dict of rules was expected")
+    elif keep is not None and not isinstance(keep, Iterable):
+        raise ValueRefusedError(f"keep is {type(keep).__name__}; a list or a dict of rules was expected")
     else:
         for text in keep or ():
+            if not isinstance(text, str):
+                raise ValueRefusedError(f"keep has {text!r:.60}; a rule is a text like 'output.weight=q6_k'")
             pattern, _, word = text.rpartition("=") if "=" in text else (text, "", "")
             if not pattern or ("=" in text and not word):
                 raise ValueRefusedError(f"{text!r:.80} is neither PATTERN=TYPE nor PATTERN, like 'output.weight=q6_k'")
             pairs.append((pattern, word or None))
+    strange = next((pattern for pattern, _ in pairs if not isinstance(pattern, str)), None)
+    if strange is not None:
+        raise ValueRefusedError(f"keep has the key {strange!r:.60}; a pattern of names was expected")
     return [Rule(pattern, None if word is None else parse_dtype(word, container)) for pattern, word in pairs]
 
 
