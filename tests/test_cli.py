@@ -80,6 +80,16 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run("--version").stdout.strip() == f"apsi_inspect {ai.__version__}"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
+@pytest.mark.parametrize("arguments", [["model", "plan", REAL, "--bpw", "32", "--json"], ["plan", REAL, "--json"]])
+def test_output_on_a_full_disk(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*APSI, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (3, "apsi: the output: No space left on device\n")
+
+
 def test_one_bad_file_does_not_hide_the_good_one(tmp_path: Path) -> None:
     done = run("model", "info", tmp_path / "missing", REAL)
     assert done.returncode == 3

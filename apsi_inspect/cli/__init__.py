@@ -88,6 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; keep the interpreter's own flush at exit from failing too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as exc:
+        if exc.filename is not None:
+            raise
+        # Files have their own messages, nearer to them: this is the output, on a full disk.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"apsi: the output: {exc.strerror or exc}", file=sys.stderr)
+        return EXIT_UNREADABLE
     except KeyboardInterrupt:
         print("apsi: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
