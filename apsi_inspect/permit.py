@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Allowed = bool | Path | Iterable[Path] | None
 
 _DOING = {"read": "loading", "write": "saving"}
+_PORTS = {"http": 80, "https": 443}
 _active: list[permissions] = []  # every one must allow
 
 
@@ -80,28 +81,38 @@ class permissions:  # noqa: N801  # used like a function: `with ai.permissions(r
         return visible(f"<permissions: {', '.join(shown)}>")
 
 
-def check_read(name: Path) -> None:
-    """Announce that a file or URL is opened, and refuse what is not allowed (PermissionError)."""
+def check_read(name: Path, address: str | None = None, *, local: bool = False) -> None:
+    """Announce that a file or URL is opened, and refuse what is not allowed (PermissionError).
+
+    Parameters
+    ----------
+    name
+        Its name for people, without secrets.
+    address
+        Of a URL: what is asked for in truth; never shown.
+    local
+        It is a path whatever it looks like.
+    """
     text = os.fsdecode(name)
     sys.audit("apsi.open", text)
-    _check("read", text)
+    _check("read", text, address or text, local)
 
 
 def check_write(name: Path) -> None:
     """Announce that a file is saved, replaced or removed, and refuse what is not allowed (PermissionError)."""
     text = os.fsdecode(name)
     sys.audit("apsi.save", text)
-    _check("write", text)
+    _check("write", text, text, True)
 
 
-def _check(what: str, name: str) -> None:
-    place = None
+def _check(what: str, name: str, address: str, local: bool) -> None:
+    place: str | None = None
     for p in tuple(_active):
         roots: tuple[str, ...] | None = getattr(p, what)
         if roots is None:
             continue
         if place is None:
-            place = _place(name)
+            place = os.path.realpath(address) if local else _place(address)
         if not any(_below(place, root) for root in roots):
             flag = f"apsi run --allow-{what}=PATH, or permissions({what}=[PATH])"
             raise PermissionError(errno.EACCES, f"{_DOING[what]} it is not allowed here: it takes {flag}", name)
@@ -117,7 +128,16 @@ def _roots(given: Allowed, argument: str) -> tuple[str, ...] | None:
     for entry in entries:
         if not isinstance(entry, (str, os.PathLike)) or not os.fspath(entry):
             raise ValueRefusedError(f"{argument}= takes True or paths, got {entry!r:.40}")
-    return tuple(_place(os.path.expanduser(os.fsdecode(e))) for e in entries)
+    places = []
+    for entry in entries:
+        name = os.path.expanduser(os.fsdecode(entry))
+        place = _place(name)
+        if not place:
+            from .remote_url import masked
+
+            raise ValueRefusedError(f"{argument}= takes no URL with .. or :: in it: {visible(masked(name), 200)}")
+        places.append(place)
+    return tuple(places)
 
 
 def _union(a: tuple[str, ...] | None, b: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -130,16 +150,52 @@ def is_url(name: str) -> bool:
     return bool(found) and len(scheme) > 1 and scheme[0].isalpha() and all(c.isalnum() or c in "+-.:" for c in scheme)
 
 
+def file_of(url: str) -> str | None:
+    """The path that a ``file://`` URL means; None for another URL."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() not in ("file", "local"):
+        return None
+    from urllib.parse import unquote
+
+    return unquote(rest.removeprefix("localhost"))
+
+
 def _place(name: str) -> str:
-    """Where a name leads: the real path, or the URL without user, query and dots."""
+    """Where a name leads: the real path, or the URL without user, query and usual port; "" where a URL is ambiguous."""
     if not is_url(name):
         return os.path.realpath(name)
-    import posixpath
+    path = file_of(name)
+    if path is not None:
+        return os.path.realpath(path)
     from urllib.parse import unquote, urlsplit
 
-    parts = urlsplit(name)
-    path = posixpath.normpath("/" + unquote(parts.path).lstrip("/"))
-    return f"{parts.scheme.lower()}://{parts.netloc.rpartition('@')[2].lower()}{path}"
+    scheme, _, rest = name.partition("://")
+    scheme = scheme.lower()
+    if scheme not in _PORTS:  # what stands there is the name: no server decodes it
+        host, slash, path = rest.partition("/")
+        chained = "::" in name
+        return "" if chained or _winding(path) else f"{scheme}://{host.rpartition('@')[2].lower()}{slash}{path}"
+    try:
+        parts = urlsplit(name)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return ""
+    host = f"[{host}]" if ":" in host else host
+    at = "" if port in (None, _PORTS[scheme]) else f":{port}"
+    return "" if _winding(parts.path) else f"{scheme}://{host}{at}{unquote(parts.path) or '/'}"
+
+
+def _winding(path: str) -> bool:
+    """Whether some server may find ``..`` in it: nobody knows from here how often it decodes, and what it splits at."""
+    from urllib.parse import unquote
+
+    for _ in range(8):
+        if any(part.partition(";")[0] in (".", "..") for part in path.replace("\\", "/").split("/")):
+            return True
+        path, before = unquote(path), path
+        if path == before:
+            return False
+    return True
 
 
 def _below(place: str, root: str) -> bool:

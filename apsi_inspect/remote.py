@@ -16,7 +16,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from .errors import ModelFileError, quote
-from .permit import check_read
+from .permit import check_read, file_of
 from .remote_url import HF_FILES, Location, hf_repository, locate, masked
 from .source import FileSource, _check_range
 
@@ -85,10 +85,9 @@ def open_source(url: str, storage_options: Mapping[str, Any] | None = None, stre
     MissingPackageError
         A package of fsspec's is needed.
     """
-    if url.lower().startswith("file://"):
-        from urllib.parse import unquote
-
-        return FileSource(unquote(url[len("file://") :].removeprefix("localhost")))
+    path = file_of(url)
+    if path is not None:
+        return FileSource(path)
     from .remote_download import DownloadedSource
 
     made = DownloadedSource if stream else RemoteSource
@@ -155,7 +154,7 @@ class RemoteSource:
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         place = locate(url)
         self.name, self.url, self.storage_options = place.shown, url, dict(storage_options or {})
-        check_read(self.name)
+        check_read(self.name, url)
         self._file = _ranges(place, url, self.storage_options)
         self.size = self._file.size
         self._lock = threading.Lock()

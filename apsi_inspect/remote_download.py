@@ -30,7 +30,7 @@ class DownloadedSource(FileSource):
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         place = locate(url)
         self._fd = -1
-        check_read(place.shown)
+        check_read(place.shown, url)
         self.url, self.storage_options = url, dict(storage_options or {})
         handle, path = tempfile.mkstemp(prefix="apsi-", suffix=".download")
         try:

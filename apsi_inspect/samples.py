@@ -11,6 +11,7 @@ import os
 from . import samples_make
 from .atomic import write_bytes
 from .errors import ValueRefusedError, quote
+from .permit import check_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def write(folder: str | os.PathLike[str], only: Iterable[str] | None = None) -> 
     unknown = [n for n in wanted if n not in names()]
     if unknown:
         raise ValueRefusedError(f"no sample {quote(unknown[0])}; samples: {', '.join(names())}")
-    os.makedirs(folder, exist_ok=True)
+    if not os.path.isdir(folder):
+        check_write(folder)
+        os.makedirs(folder)
     paths = []
     for name in wanted:
         target = os.path.join(os.fsdecode(folder), name)

@@ -100,7 +100,7 @@ class FileSource:
             os.close(fd)
 
     def _allowed(self) -> None:
-        check_read(self.name)
+        check_read(self.name, local=True)
 
     def _open(self) -> int:
         if self._closed:

@@ -194,6 +194,23 @@ def test_leaving_out_of_order_and_errors(folders: Path) -> None:
         ("https://host", "https://HOST/anything", True),
         ("s3://bucket/dir", "s3://bucket/dir/a.safetensors", True),
         ("s3://bucket/dir", "s3://bucket2/dir/a.safetensors", False),
+        ("https://host/models", "https://host/models%3F/../../secret/a.gguf", False),
+        ("https://host/models", "https://host/models%3Fx/a.gguf", False),
+        ("https://host/models", "https://host/models%23/a.gguf", False),
+        ("https://host/models", "https://host/secret/%252e%252e/models/a.gguf", False),
+        ("https://host/models", "https://host/models/..;/secret/a.gguf", False),
+        ("https://host/models", "https://host/models/..%5csecret/a.gguf", False),
+        ("https://host/models", "https://user:pass@host:443/models/a.gguf", True),
+        ("https://host:8000/models", "https://host/models/a.gguf", False),
+        ("https://host/a%2520b", "https://host/a%2520b/c.gguf", True),
+        ("http://[::1]:80/models", "http://[::1]/models/a.gguf", True),
+        ("s3://bucket/dir", "s3://bucket/dir?x/a.safetensors", False),
+        ("s3://bucket/dir", "s3://bucket/dir/a.safetensors?versionId=3", True),
+        ("s3://bucket/dir", "s3://bucket/dir/a::file:///secret", False),
+        ("hf://org/repo", "hf://org/repo/a.gguf", True),
+        ("hf://org/repo", "hf://org/repo/../other/a.gguf", False),
+        ("hf://org/repo", "https://huggingface.co/org/repo/resolve/main/a.gguf", False),
+        ("in", "file:///in/a.gguf", False),
         ("in", "https://host/in/a.gguf", False),
         ("/", "https://host/in/a.gguf", False),
     ],
@@ -205,6 +222,74 @@ def test_urls(folders: Path, allowed: str, asked: str, good: bool) -> None:
         else:
             with pytest.raises(PermissionError):
                 check_read(asked)
+
+
+def test_what_is_asked_for_counts_and_not_how_it_is_shown(folders: Path) -> None:
+    """A name that is decoded for people and read as a URL again would be another one."""
+    for stream in (False, True):
+        with ai.permissions(read=["http://127.0.0.1:9/in"]), pytest.raises(PermissionError) as caught:
+            ai.open("http://127.0.0.1:9/in%3F/../../secret/b.safetensors?token=hunter2", stream=stream)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_file_urls_are_paths(folders: Path) -> None:
+    for scheme in ("file", "FILE", "local"):
+        good, bad = (f"{scheme}://{folders}/{name}" for name in ("in/a.safetensors", "in/%2e%2e/secret/b.safetensors"))
+        with ai.permissions(read=["in"]):
+            assert list(ai.open(good)) == ["w"]
+            with pytest.raises(PermissionError):
+                ai.open(bad)
+        with ai.permissions(read=[f"{scheme}://{folders}/in"]):
+            assert list(ai.open("in/a.safetensors")) == ["w"]
+
+
+def test_a_path_that_looks_like_a_url_is_a_path(folders: Path) -> None:
+    Path("https:/host").mkdir(parents=True)
+    Path("https:/host/m").symlink_to(folders / "secret")
+    with ai.permissions(fs=["https://host/m"]):
+        with pytest.raises(PermissionError):
+            ai.open("file://https%3A//host/m/b.safetensors")
+        with pytest.raises(PermissionError):
+            ai.save_safetensors("https://host/m/c.safetensors", {"w": np.zeros(2)})
+
+
+def test_a_folder_outside_is_not_listed(folders: Path) -> None:
+    ai.save_safetensors("secret/named-so.safetensors", {"w": np.zeros(2)})
+    with ai.permissions(read=["in"]):
+        assert list(ai.open("in")) == ["w"]
+        assert "named-so" not in refused("read", "secret")
+
+
+def test_key_files_are_files(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from apsi_inspect.cli import main
+    from apsi_inspect.integrity.signing import key_of_file
+
+    Path("secret/key").write_bytes(b"k" * 32)
+    ai.save_model("in/x.apsim", {"w": np.zeros(2)}, sign=b"k" * 32)
+    assert key_of_file("secret/key") == b"k" * 32
+    assert main(["model", "verify", "in/x.apsim", "--key-file", "secret/key"]) == 0
+    with ai.permissions(read=["in"]):
+        with pytest.raises(PermissionError):
+            key_of_file("secret/key")
+        assert main(["model", "verify", "in/x.apsim", "--key-file", "secret/key"]) == 2
+    assert "not allowed" in capsys.readouterr().err
+
+
+def test_samples_make_no_folder_outside(folders: Path) -> None:
+    with ai.permissions(write=["out"]):
+        assert ai.samples.write("out/new")
+        with pytest.raises(PermissionError):
+            ai.samples.write("secret/new")
+    assert not Path("secret/new").exists()
+
+
+@pytest.mark.parametrize(
+    "bad", ["https://u:hunter2@host/a/../b?token=hunter2", "https://host:port/a", "s3://b/a::file:///x"]
+)
+def test_urls_that_are_ambiguous_allow_nothing(bad: str) -> None:
+    with pytest.raises(ValueRefusedError, match="read=") as caught:
+        ai.permissions(read=[bad])
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [[""], [3], [None], ["a", ""], [b"x"]])

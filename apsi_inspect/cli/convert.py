@@ -117,8 +117,9 @@ def _with_progress(conversion: Any, name: str) -> ConversionReport:
 
 def _source_key(args: argparse.Namespace) -> bytes | str | None:
     if args.source_key_file is not None:
-        with open(args.source_key_file, "rb") as f:
-            return f.read(1 << 20)
+        from ..integrity.signing import key_of_file
+
+        return key_of_file(args.source_key_file)
     return None if args.source_key is None else str(args.source_key)
 
 

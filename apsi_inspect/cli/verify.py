@@ -75,8 +75,9 @@ def key_of(args: argparse.Namespace) -> bool | bytes | str | None:
         except EOFError:
             raise ValueRefusedError("no secret was given") from None
     if args.key_file is not None:
-        with open(args.key_file, "rb") as f:
-            return f.read(1 << 20)
+        from ..integrity.signing import key_of_file
+
+        return key_of_file(args.key_file)
     return True if args.user_key else None
 
 

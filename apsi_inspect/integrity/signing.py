@@ -16,7 +16,7 @@ import unicodedata
 from typing import NamedTuple
 
 from ..errors import ValueRefusedError, visible
-from ..permit import check_write
+from ..permit import check_read, check_write
 from .digests import jcs
 
 TYPE_CHECKING = False
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MIN_BYTES = 16
+_KEY_FILE = 1 << 20  # bytes that are read of a key file
 USER_KEY_BYTES = 32
 _SCRYPT = {"n": 32768, "r": 8, "p": 1}
 _SCRYPT_MEMORY = 64 << 20
@@ -143,6 +144,19 @@ def check(
     message = _SIGNATURE + _payload(signature["key_id"], signature["kdf"], shards, index_sha256)
     good = hmac.compare_digest(hmac.digest(derived, message, "sha256"), bytes.fromhex(signature["mac"]))
     return "authentic" if good else "damaged"
+
+
+def key_of_file(path: str) -> bytes:
+    """What a key file holds; a pipe will do, too.
+
+    Raises
+    ------
+    OSError
+        It is missing or unreadable; PermissionError where `permissions` do not allow to read it.
+    """
+    check_read(path, local=True)
+    with open(path, "rb") as f:
+        return f.read(_KEY_FILE)
 
 
 def user_key_path() -> str:

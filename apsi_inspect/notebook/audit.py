@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Displayable
 from ..errors import ModelFileError, ValueRefusedError, brief, quote
+from ..permit import check_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,6 +183,7 @@ def _files_in(folder: str) -> Iterator[str]:
 
 
 def _text(path: str) -> str:
+    check_read(path, local=True)
     with open(path, "rb") as f:
         raw = f.read(_LIMIT + 1)
     if len(raw) > _LIMIT:

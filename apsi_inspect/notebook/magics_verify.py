@@ -73,8 +73,9 @@ def _key(args: Any) -> bool | bytes | str | None:
             raise UsageError(f"the key is empty: environment variable {visible(args.key_env)} is not set")
         return secret
     if args.key_file:
-        with open(os.path.expanduser(args.key_file), "rb") as f:
-            return f.read(1 << 20)
+        from ..integrity.signing import key_of_file
+
+        return key_of_file(os.path.expanduser(args.key_file))
     return True if args.user_key else None
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NO_KEY, SECRET, USER_KEY, KEY_FILE = "no key", "secret", "per-user key", "key file"
 KINDS = (NO_KEY, SECRET, USER_KEY, KEY_FILE)
-MAX_KEY_FILE = 1 << 20
 SAID = {
     "authentic": "Signed with this key, and every byte is what was signed.",
     "intact": "The bytes are what the file's own digests say. Nobody vouches for them: no key was used.",
@@ -131,6 +130,7 @@ def _key(kind: str, given: str) -> bool | bytes | str | None:
     if kind == KEY_FILE:
         if not given.strip():
             raise ValueRefusedError("name the key file first")
-        with open(os.path.expanduser(given.strip()), "rb") as file:
-            return file.read(MAX_KEY_FILE)
+        from ..integrity.signing import key_of_file
+
+        return key_of_file(os.path.expanduser(given.strip()))
     return True if kind == USER_KEY else None

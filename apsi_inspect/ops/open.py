@@ -12,7 +12,7 @@ from ..errors import ModelFileError, UnknownFormatError, ValueRefusedError, quot
 from ..formats import sniffed
 from ..formats.base import extension_finding
 from ..model import Finding
-from ..permit import is_url
+from ..permit import check_read, is_url
 from ..source import FileSource
 
 TYPE_CHECKING = False
@@ -172,6 +172,7 @@ def find_in_folder(folder: str) -> str:
     ModelFileError
         There is none, or more than one.
     """
+    check_read(folder, local=True)
     entries = sorted(n for n in os.listdir(folder) if not n.startswith("."))
     indexes = [n for n in entries if n.endswith((".safetensors.index.json", ".apsim.index.json"))]
     files = [n for n in entries if n.lower().endswith(_MODEL_ENDINGS)]
