@@ -382,7 +382,8 @@ def test_many_segments_at_a_time_give_the_bits_of_one(
         assert quant_error(tmp_path / "m.safetensors", formats).rows == one
     if odd != np.inf:
         for row in one:
-            y, clipped = by_ggml(row.format.upper(), x)
+            y, clipped = by_ggml(row.format.upper(), np.pad(flat, (0, -x.size % 256)))
+            y = y[: x.size]
             assert row.sums is not None
             assert row.sums.squares == pytest.approx(((flat.astype("f8") - y) ** 2).sum(), rel=1e-6)
             assert row.sums.max_abs == pytest.approx(np.abs(flat - y)[row.sums.max_at], rel=1e-6)

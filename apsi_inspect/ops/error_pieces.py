@@ -6,11 +6,13 @@ one piece, and `measure_spec` the same in another process. `tests/test_error.py`
 
 from __future__ import annotations
 
+import os
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..encodings.run import MAX_THREADS
 from ..kernels.error import COLUMNS, GROUP, MAX_AT, SEGMENT
 from .inputs import SCRATCH, ArrayInput, FileInput, ScaledInput, input_of
 from .tasks import tensor_of
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from .tasks import TensorSpec
 
 _READ = 4  # steps that are read at a time where nothing else fills the caches
-_PART = 1 << 22  # elements that one task measures
-_SHARE = 8  # tasks, at least, of a tensor that is large
+_PART = 1 << 23  # elements that one task measures
+_SHARE = 2  # tasks for each thread, at least, of a tensor that is large
 _UNIT = 1 << 14  # elements: of longer rows, a sample takes parts
 _BLOCKS = 256  # a whole number of blocks of every type
 
@@ -97,7 +99,8 @@ def pieces(source: Input, job: Job) -> list[Part]:
 def _joined(cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Neighbours together, as long as there is enough to share out."""
     length, numel = cuts[0][1], cuts[-1][1]
-    many = max(min(_PART, numel // _SHARE) // length, 1)
+    threads = max(2, min(os.cpu_count() or 1, MAX_THREADS))
+    many = max(min(_PART, numel // (_SHARE * threads)) // length, 1)
     return [(cuts[i][0], cuts[min(i + many, len(cuts)) - 1][1]) for i in range(0, len(cuts), many)]
 
 
