@@ -584,6 +584,7 @@ def test_shell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--bpw", "8", "--imatrix", "missing.gguf"], 3, "missing.gguf: No such file"),
         (["--bpw", "8", "--save", REAL], 2, "is there already; --force replaces it"),
         (["--bpw", "8", "--llama-quantize"], 2, "takes a GGUF model to GGUF"),
+        (["--bpw", "8", "--save", "nowhere/p.json"], 3, "nowhere/p.json: No such file"),
     ],
 )
 def test_shell_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str) -> None:
@@ -591,6 +592,16 @@ def test_shell_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str]
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+def test_what_can_be_said_before_measuring_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("apsi_inspect.ops.plan.plan", None)  # calling it would be a TypeError
+    assert main(["model", "plan", REAL, "--bpw", "8", "--save", "nowhere/p.json"]) == 3
+    assert main(["model", "plan", REAL, "--bpw", "8", "--llama-quantize"]) == 2
+    assert main(["model", "plan", "m.gguf", "--bpw", "8", "--container", "apsim", "--llama-quantize"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_public_names() -> None:

@@ -6,6 +6,7 @@ saved, 130 interrupted. `tests/test_plan.py` runs it.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -50,11 +51,16 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, and show the plan."""
     from ..ops.plan import plan
+    from ..ops.plan_llama import check
     from .info import say
 
     try:
         if args.save and not args.force and os.path.lexists(args.save):
             raise ValueRefusedError(f"{visible(args.save)} is there already; --force replaces it")
+        if args.save and not os.path.isdir(os.path.dirname(args.save) or "."):  # said before hours of measuring
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args.save)
+        if args.llama_quantize:
+            check(args.path, args.container or "gguf")
         found = plan(
             args.path, _size(args.target), bpw=args.bpw, formats=args.formats, keep=args.keep, weights=args.imatrix,
             container=args.container, sample=args.sample, progress=None if sys.stderr.isatty() else False,

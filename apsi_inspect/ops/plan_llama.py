@@ -39,6 +39,14 @@ _TYPES = (
 )
 
 
+def check(path: str, container: str) -> None:
+    """Refuse what llama-quantize does not take; known before anything is measured."""
+    if container != "gguf" or not path.lower().endswith(".gguf"):
+        raise ValueRefusedError(
+            "llama-quantize takes a GGUF model to GGUF; this plan is for another container or model"
+        )
+
+
 def arguments(plan: Plan, target: str = "planned.gguf") -> list[str]:
     """All arguments after the program's name: options, the model, `target`, the type.
 
@@ -47,10 +55,7 @@ def arguments(plan: Plan, target: str = "planned.gguf") -> list[str]:
     ValueRefusedError
         The plan is not for GGUF, or a name cannot be written as a pattern.
     """
-    if plan.container != "gguf" or not plan.path.lower().endswith(".gguf"):
-        raise ValueRefusedError(
-            "llama-quantize takes a GGUF model to GGUF; this plan is for another container or model"
-        )
+    check(plan.path, plan.container)
     rows = [r for r in plan.rows if len(r.shape) > 1 and ENCODINGS[r.chosen].kind in ("float", "block")]
     patterns = _patterns(rows)
     _check(rows, patterns)
