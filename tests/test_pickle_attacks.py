@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from apsi_inspect.errors import ModelFileError
 from apsi_inspect.formats import torch_tree
 from apsi_inspect.ops.open import open as open_model
 from apsi_inspect.ops.scan import scan
+from apsi_inspect.ops.torch import torch_load
 
 from .torch_zip import EMPTY_HOOKS, Entry, archive, file, integer, numbers, state_dict, storage, tensor, text
 
@@ -139,13 +141,59 @@ HUGE = {
     "a huge storage": file(state_dict(w=tensor("0", 1 << 60, [4], [1])), {"0": bytes(16)}),
     "a bomb in the pickle": archive([Entry("m/data.pkl", bytes(100 << 20), 8)]),
     "many names": file(state_dict(a=b"(" + b"".join(b"cm\nf%d\n" % i for i in range(200_000)) + b"l")),
+    "long names of empty dicts": file(
+        b"\x80\x02" + text("k" * 4000) + b"q\x000" + b"}h\x00" * 190 + b"(" + b"}" * 900_000 + b"l" + b"s" * 190 + b"."
+    ),
+    "a text encoded often": file(
+        state_dict(
+            a=text("\xe9" * 15_000_000) + b"q\x000c_codecs\nencode\nq\x010h\x00" + text("latin1") + b"\x86q\x020"
+            b"(" + b"h\x01h\x02R" * 200_000 + b"l"
+        )
+    ),
+    "a list that is no dict": file(
+        b"\x80\x02]q\x00(" + b"K\x01K\x02\x86q\x01" + b"h\x01" * 300_000 + b"K\x05e0c__builtin__\ndict\nq\x020"
+        b"h\x00\x85q\x030(" + b"h\x02h\x03R" * 300_000 + b"l."
+    ),
+    "a path of one text": file(
+        state_dict(a=text("a" * 1_000_000) + b"q\x000cpathlib\nPosixPath\n(" + b"h\x00" * 20_000 + b"tR")
+    ),
+    "a device of one text": file(
+        state_dict(a=text("a" * 1_000_000) + b"q\x000ctorch\ndevice\n(" + b"h\x00" * 20_000 + b"tR")
+    ),
+    "a device of a long integer": file(
+        state_dict(a=b"ctorch\ndevice\n" + text("cuda") + b"\x8b\x00\x20\x00\x00" + b"\x7f" * 8192 + b"\x86R")
+    ),
+    "a complex of a long integer": file(
+        state_dict(a=b"c__builtin__\ncomplex\nK\x01\x8a\xff" + b"\x7f" * 255 + b"\x86R")
+    ),
+    "bytearrays of bytearrays": file(
+        state_dict(a=b"C\x01a" + b"q\x000c__builtin__\nbytearray\nq\x010h\x00" + b"q\x020h\x01h\x02\x85R" * 5000)
+    ),
+    "scales of scales": file(
+        b"\x80\x02" + tensor("0", 4, [4], [1]) + b"q\x00q\x010ctorch\nper_channel_affine\nq\x030"
+        b"ctorch._utils\n_rebuild_qtensor\nq\x040"
+        + storage("1", 16, "QInt8Storage")
+        + b"q\x050N"
+        + b"0h\x04(h\x05K\x00K\x04\x85K\x01\x85(h\x03h\x01h\x00K\x00t\x89NtRq\x01" * 2000
+        + b".",
+        {"0": bytes(16), "1": bytes(16)},
+    ),
     "stacked claims": (
         LEGACY
         + (b"\x80\x02" + tensor("0", 1 << 60, [4], [1]) + b".")
         + (b"\x80\x02](" + text("0") + b"e." + b"\xff" * 7 + b"\x0f")
     ),
 }
-OPENS = ("long names", "a long integer", "an expanded tensor")
+OPENS = (
+    "long names",
+    "a long integer",
+    "an expanded tensor",
+    "a path of one text",
+    "a device of one text",
+    "a device of a long integer",
+    "a complex of a long integer",
+    "bytearrays of bytearrays",
+)
 
 
 @pytest.mark.parametrize("what", HUGE)
@@ -216,6 +264,18 @@ WRONG = {
         rebuild("_rebuild_tensor_v2", storage("0", 4, "StrangeStorage"), integer(0), numbers([4]), numbers([1])),
         "none of PyTorch's",
     ),
+    "a scale that no float holds": (
+        rebuild(
+            "_rebuild_qtensor",
+            storage("0", 16, "QInt8Storage"),
+            integer(0),
+            numbers([4]),
+            numbers([1]),
+            b"ctorch\nper_tensor_affine\n\x8a\xff" + b"\x7f" * 255 + b"K\x00\x87",
+            b"\x89N",
+        ),
+        "not known",
+    ),
     "quantized without a scheme": (
         rebuild("_rebuild_qtensor", storage("0", 16, "QInt8Storage"), integer(0), numbers([4]), numbers([1]), b")"),
         "does not say how",
@@ -230,6 +290,36 @@ def test_tensors_that_make_no_sense(what: str, tmp_path: Path) -> None:
     path.write_bytes(file(state_dict(w=value), {"0": bytes(16)}))
     with pytest.raises(ModelFileError, match=word):
         open_model(path)
+
+
+STATES = {
+    "itself": (b"h\x05", None),
+    "deep": (b"]" * 5000 + b"a" * 4999, "nested deeper"),
+    "a dict of one hash": (
+        b"}(" + b"".join(integer(i * ((1 << 61) - 1)) + b"N" for i in range(60_000)) + b"u",
+        "one hash",
+    ),
+    "a set of one hash": (
+        b"c__builtin__\nset\n(" + b"".join(integer(i * ((1 << 61) - 1)) for i in range(60_000)) + b"l\x85R",
+        "one hash",
+    ),
+    "a set of laughs": (
+        b"c__builtin__\nset\n]K\x01\x85q\x07" + b"0h\x07h\x07\x86q\x07" * 60 + b"a\x85R",
+        None,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*plain data here")
+@pytest.mark.parametrize("what", STATES)
+def test_states_of_unknown_objects(what: str, tmp_path: Path) -> None:
+    """What is built for `torch_load` beyond what a walk has seen is bounded as well."""
+    state, word = STATES[what]
+    path = tmp_path / "model.pt"
+    path.write_bytes(file(state_dict(n=b"cargparse\nNamespace\n)\x81q\x05" + state + b"b")))
+    expected = nullcontext() if word is None else pytest.raises(ModelFileError, match=word)
+    with expected:
+        assert torch_load(path)["n"].path == "argparse.Namespace"
 
 
 def test_a_byte_changed_anywhere_never_crashes(tmp_path: Path) -> None:

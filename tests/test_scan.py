@@ -258,3 +258,41 @@ def test_what_the_reader_refuses_is_never_safe(tmp_path: Path) -> None:
         "within.pkl": "unsafe",
         "touch.pkl": "unsafe",
     }
+
+
+CALL = b"\x8c\x02os\x8c\x06system\x93\x8c\x05touch\x85R."
+
+
+@pytest.mark.parametrize("begin", [b"", b"N0", b"K\x010"])
+@pytest.mark.parametrize("ending", ["txt", "md", "yaml"])
+def test_a_pickle_called_a_text(begin: bytes, ending: str, tmp_path: Path) -> None:
+    assert scan(put(tmp_path, f"m.{ending}", begin + CALL)).verdict == "unsafe"
+    assert scan(put(tmp_path, f"n.{ending}", b"(S''\n0cos\nsystem\n(S'ls'\ntR.")).verdict == "unsafe"
+    assert scan(put(tmp_path, f"o.{ending}", b"\xff\xfe\x00 bytes")).verdict == "unknown"
+    assert scan(put(tmp_path, f"p.{ending}", "a text, déjà vu\n".encode())).verdict == "safe"
+
+
+def test_an_archive_of_torch_package(tmp_path: Path) -> None:
+    """Its loader takes even `collections` from the archive."""
+    entries = [
+        Entry("a/model/model.pkl", b"\x80\x02ccollections\nOrderedDict\n)R."),
+        Entry("a/collections.py", b"import os\n"),
+        Entry("a/.data/extern_modules", b""),
+    ]
+    report = scan(put(tmp_path, "m.pt", archive(entries)))
+    assert report.verdict == "unknown"
+    assert {f.code for f in report.findings} == {"program", "not-read"}
+
+
+@pytest.mark.parametrize("length", [0x180, 0x280, 0x480, 0x4B50, 0x7B7B])
+def test_safetensors_whose_length_looks_like_another_format(length: int, tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(length)
+    path = put(tmp_path, "m.safetensors", length.to_bytes(8, "little") + header + bytes(4))
+    assert scan(path).verdict == "safe"
+
+
+def test_a_pickle_that_looks_like_safetensors(tmp_path: Path) -> None:
+    """A float takes the rest of the length and the bracket; what follows runs code."""
+    length = 0x470280
+    both = length.to_bytes(8, "little") + b"{" + b"xx0cos\nsystem\n(S'ls'\ntR." + bytes(length)
+    assert scan(put(tmp_path, "m.safetensors", both)).verdict == "unsafe"

@@ -181,7 +181,7 @@ def verdict(path: str) -> str:
         return "dangerous"
     below = any(".".join(parts[:i]) in DANGEROUS_MODULES for i in range(1, min(len(parts), 64) + 1))
     # a name reached through attributes (Protocol 4: "module", "name.__globals__.get") is no plain import
-    inner = any((p.startswith("__") and p.endswith("__")) or p in _MODULES_WITHIN for p in parts[1:])
+    inner = any((p.startswith("__") and p.endswith("__")) or p.lstrip("_") in _MODULES_WITHIN for p in parts[1:])
     if below or inner or (parts[0] == "pathlib" and len(parts) > 2):  # a method of a path
         return "dangerous"
     return "known" if parts[0] == "__torch__" else "unknown"  # a class whose TorchScript code is in the archive

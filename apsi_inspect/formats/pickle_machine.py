@@ -19,6 +19,7 @@ MARK = object()
 
 # Calls that make an empty or filled dict; BUILD, SETITEM then apply to that.
 _DICTS = {"collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict"}
+_BYTES = ("_codecs.encode", "builtins.bytes", "builtins.bytearray")  # calls that copy a text
 _TENSOR_MAKERS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.Parameter")
 _RENAMED = {
     "__builtin__": "builtins",
@@ -165,6 +166,10 @@ class Machine:
                 raise self.fail(f"pickle is invalid: {type(func).__name__} is called")
             self.computed.append("the result of a call is called")
             return Call(func, args, kwargs)
+        if args and func.path in _BYTES and isinstance(args[0], str):
+            self.made(len(args[0]) // 256)
+        if args and func.path in _DICTS and isinstance(args[0], list):  # looked at whole, also where it holds no pairs
+            self.made(len(args[0]) // 4)
         if func.path in _DICTS and (not args or func.name == "defaultdict" or _pairs_of(args[0]) is not None):
             made = Dict()
             if args and func.name != "defaultdict":

@@ -35,11 +35,12 @@ class Global:
 class Call:
     """A call that Python would make, with what is done to its result: state (BUILD), items and appended values."""
 
-    __slots__ = ("appended", "args", "func", "items", "kwargs", "state")
+    __slots__ = ("appended", "args", "func", "items", "kwargs", "raw", "state")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Any = None) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.state: Any = None
+        self.raw: bytes | None = None  # what it stands for, where that is bytes and has been made
         self.items: list[tuple[Any, Any]] = []
         self.appended: list[Any] = []
 

@@ -23,12 +23,20 @@ _STRUCT = {"F64": "d", "F32": "f", "F16": "e", "BOOL": "?"} | {
 _NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "b1": "BOOL", "c8": "C64", "c16": "C128"} | {
     f"{k}{n}": f"{k.upper()}{8 * n}" for k in "iu" for n in (1, 2, 4, 8)
 }
+_COPIES = ("builtins.bytearray", "builtins.bytes")
+_MAX_WRAPS = 8  # bytes of a bytearray of …
+_MAX_PATH = 1 << 16  # characters of a path
 _CODES = {word: code for code, word in _NUMPY.items()}
 
 
 def is_int(value: Any) -> bool:
     """A size, an offset or a stride: from 0 on, and of a size that arithmetic cannot be abused with."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def is_number(value: Any) -> bool:
+    """A float, or an int that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
 def as_text(value: Any) -> str | None:
@@ -40,19 +48,37 @@ def as_text(value: Any) -> str | None:
 
 def raw_bytes(node: Any) -> bytes | None:
     """Bytes as a pickle spells them: themselves, or text to be encoded as Latin-1 (protocol 2)."""
+    call = node
+    for _ in range(_MAX_WRAPS):
+        if not (isinstance(node, Call) and node.path in _COPIES and len(node.args) == 1) or node.raw is not None:
+            break
+        node = node.args[0]
+    else:
+        return None
+    raw = node.raw if isinstance(node, Call) else None
+    raw = _raw_bytes(node) if raw is None else raw
+    for kept in (call, node):
+        if isinstance(kept, Call):
+            kept.raw = raw
+    return raw
+
+
+def _raw_bytes(node: Any) -> bytes | None:
     if isinstance(node, Call) and node.path == "_codecs.encode" and len(node.args) == 2:
         text, codec = node.args
-        if isinstance(text, str) and codec in ("latin1", "latin-1") and text.isascii():
-            return text.encode("ascii")
-        try:
-            return text.encode("latin-1") if isinstance(text, str) and codec in ("latin1", "latin-1") else None
-        except UnicodeEncodeError:
-            return None
-    if isinstance(node, Call) and node.path in ("builtins.bytearray", "builtins.bytes") and len(node.args) <= 1:
-        return raw_bytes(node.args[0]) if node.args else b""
+        return _latin(text) if isinstance(text, str) and codec in ("latin1", "latin-1") else None
+    if isinstance(node, Call) and node.path in _COPIES and not node.args:
+        return b""
     if isinstance(node, str):  # a string of Python 2
-        return node.encode("latin-1") if all(ord(c) < 256 for c in node) else None
+        return _latin(node)
     return node if isinstance(node, bytes) else None
+
+
+def _latin(text: str) -> bytes | None:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
 
 
 def numpy_dtype(node: Any) -> tuple[str, bool] | None:
@@ -123,10 +149,12 @@ def plain(node: Call) -> tuple[bool, Any]:
     if path == "torch.serialization._get_layout" and len(args) == 1 and isinstance(args[0], str):
         return True, args[0]
     if path == "torch.device" and args and isinstance(args[0], str):
-        return True, ":".join(str(a) for a in args if isinstance(a, (str, int)))
-    if path.startswith("pathlib.") and all(isinstance(a, str) for a in args):
-        return True, "/".join(args).replace("//", "/")
-    if path == "builtins.complex" and len(args) == 2 and all(isinstance(a, (int, float)) for a in args):
+        index = args[1] if len(args) == 2 else None
+        return (True, f"{args[0]}:{index}" if is_int(index) else args[0]) if len(args) <= 2 else (False, None)
+    if path.startswith("pathlib."):
+        good = all(isinstance(a, str) for a in args) and sum(len(a) + 1 for a in args) <= _MAX_PATH
+        return (True, "/".join(args).replace("//", "/")) if good else (False, None)
+    if path == "builtins.complex" and len(args) == 2 and all(map(is_number, args)):
         return True, complex(*args)
     if path.endswith("multiarray.scalar") and len(args) == 2 and path.startswith("numpy."):
         return _scalar(args)
@@ -148,8 +176,11 @@ def _range(kind: type, args: tuple[Any, ...]) -> tuple[bool, Any]:
 
 
 def _scalar(args: tuple[Any, ...]) -> tuple[bool, Any]:
-    kind, raw = numpy_dtype(args[0]), raw_bytes(args[1])
-    if kind is None or raw is None or kind[0] not in _STRUCT:
+    kind = numpy_dtype(args[0])
+    if kind is None or kind[0] not in _STRUCT or (isinstance(args[1], str) and len(args[1]) > 16):
+        return False, None
+    raw = raw_bytes(args[1])
+    if raw is None:
         return False, None
     code = (">" if kind[1] else "<") + _STRUCT[kind[0]]
     return (True, struct.unpack(code, raw)[0]) if len(raw) == struct.calcsize(code) else (False, None)

@@ -59,7 +59,7 @@ class Walk:
         self._visited: set[int] = set()
         self._again = 0
         self._known: dict[int, Description | None] = {}
-        self._steps = self._characters = 0
+        self._steps = self._characters = self._joined = 0
         self._visit(root, "", 0)
 
     def _fail(self, reason: str, name: str) -> ModelFileError:
@@ -69,6 +69,9 @@ class Walk:
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise ModelFileError(self.file, f"its pickle refers to the same objects over and over: {MAX_STEPS} times")
+        self._joined += len(name)  # also of containers, which leave no name behind
+        if self._joined > 4 * MAX_NAMES:
+            raise ModelFileError(self.file, "the names in its pickle are too long")
         if depth > MAX_DEPTH:
             raise ModelFileError(self.file, f"its pickle is nested deeper than {MAX_DEPTH}")
         if isinstance(node, Call):
@@ -132,7 +135,7 @@ class Walk:
     def _call(self, node: Call, name: str, depth: int) -> None:
         found = self._describe(node, name)
         if isinstance(found, (Strided, Inline)):
-            self._tensor(node, found, name)
+            self._tensor(node, found, name, depth)
         elif isinstance(found, Parts):
             self._note(name, found.text)
             self._inside(node, list(found.parts), name, depth)
@@ -151,27 +154,29 @@ class Walk:
     def _describe(self, node: Call, name: str) -> Description | None:
         if id(node) not in self._known:
             try:
-                self._known[id(node)] = describe(node)
+                found = self._known[id(node)] = describe(node)
+                self._steps += len(found.data) // 256 if isinstance(found, Inline) else 0
             except TensorError as exc:
                 raise self._fail(str(exc), name or SINGLE) from None
         return self._known[id(node)]
 
-    def _tensor(self, node: Call, found: Strided | Inline, name: str) -> None:
+    def _tensor(self, node: Call, found: Strided | Inline, name: str, depth: int) -> None:
         name = self._fresh(name or SINGLE, self._taken)
         self._taken.add(name)
         self.names.setdefault(id(node), name)
         if isinstance(found, Strided) and found.quantizer is not None:
             scale, zero, axis = found.quantizer
             if axis is not None:
-                scale, zero = self._companion(scale, f"{name}.scale"), self._companion(zero, f"{name}.zero_point")
+                scale = self._companion(scale, f"{name}.scale", depth + 1)
+                zero = self._companion(zero, f"{name}.zero_point", depth + 1)
             found = found._replace(quantizer=(scale, zero, axis))
         self.tensors.append((name, found))
 
-    def _companion(self, node: Any, name: str) -> str:
+    def _companion(self, node: Any, name: str, depth: int) -> str:
         """Per-channel scales and zero points are tensors of their own."""
         if not isinstance(node, Call) or not isinstance(self._describe(node, name), Strided):
             raise self._fail("is no tensor, per-channel quantization needs one", name)
-        self._visit(node, name, 0)
+        self._visit(node, name, depth)
         return self.names[id(node)]
 
     def _object(self, node: Call, name: str, depth: int) -> None:

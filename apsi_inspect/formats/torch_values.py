@@ -14,7 +14,7 @@ from ..errors import quote
 from .base import MAX_NDIM
 from .pickle_globals import DTYPES, storage_of
 from .pickle_nodes import Call, Dict, Global, Persistent
-from .torch_plain import as_text, is_int, numpy_dtype, raw_bytes
+from .torch_plain import as_text, is_int, is_number, numpy_dtype, raw_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _quantized(store: Any, start: Any, size: Any, stride: Any, quantizer: Any, *
     if not isinstance(quantizer, tuple) or not quantizer or not isinstance(quantizer[0], Global):
         raise TensorError("is quantized, but does not say how")
     scheme, args = quantizer[0].name, quantizer[1:]
-    numbers = len(args) >= 2 and isinstance(args[0], (int, float)) and isinstance(args[1], int)
+    numbers = len(args) >= 2 and is_number(args[0]) and isinstance(args[1], int) and args[1].bit_length() < 64
     if scheme.startswith("per_tensor") and numbers:
         return found._replace(quantizer=(float(args[0]), args[1], None))
     if scheme.startswith("per_channel") and len(args) >= 3 and is_int(args[2]) and args[2] < len(found.shape):
@@ -274,10 +274,10 @@ def _ndarray(node: Call) -> Description | None:
         if not isinstance(node.state, tuple) or len(node.state) < 5:
             return Absent("NumPy array without its state")
         _, size, dtype, fortran, data = node.state[:5]
-    kind, raw = numpy_dtype(dtype), raw_bytes(data)
+    kind, shape = numpy_dtype(dtype), _ints(size, "sizes")
+    if kind is not None and fortran and len(shape) > 1:
+        return Absent("NumPy array in Fortran order, which is not read")
+    raw = None if kind is None else raw_bytes(data)
     if kind is None or raw is None:
         return Absent("NumPy array of objects or of a dtype that is not read")
-    shape = _ints(size, "sizes")
-    if fortran and len(shape) > 1:
-        return Absent("NumPy array in Fortran order, which is not read")
     return Inline(kind[0], shape, raw, kind[1])

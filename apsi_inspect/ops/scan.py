@@ -8,7 +8,8 @@ could not be read is never safe. `tests/test_scan.py` enforces this on attacks a
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import re
+from contextlib import closing, suppress
 
 from ..errors import ApsiError, ModelFileError, UnknownFormatError, quote, visible
 from ..formats.base import open_beside, plain_file_name
@@ -16,6 +17,7 @@ from ..formats.pickle_globals import verdict as verdict_of
 from ..formats.pickle_machine import Machine
 from ..formats.pickle_nodes import PickleError
 from ..formats.pickle_reader import MAX_PICKLE, run
+from ..formats.safetensors import sniff as is_safetensors
 from ..formats.torch import is_legacy, is_tar
 from ..formats.zip_archive import Member, read_members, read_small
 from ..model import Finding
@@ -36,6 +38,7 @@ _PICKLE = tuple(bytes((0x80, n)) for n in range(6))
 _LEGACY_PICKLES = 5
 _EXECUTABLES = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"#!")
 _JSON_LIMIT = 64 << 20
+_CONTROL = re.compile("[\\x00-\\x08\\x0e-\\x1a\\x1c-\\x1f\\x7f]")  # of no text; ESC colours some
 
 
 def scan(path: str | os.PathLike[str]) -> ScanReport:
@@ -137,6 +140,8 @@ class _Scanner:
         head = source.read_at(0, min(1024, source.size))
         if not head:
             self.unread(where, "the file is empty")
+        elif is_safetensors(head, source.size) and not _follows(source):
+            self.model(source, where)
         elif head.startswith(b"PK"):
             self.archive(source, where, depth)
         elif is_tar(head):
@@ -181,7 +186,15 @@ class _Scanner:
             self.seen.add(Finding("warning", "foreign-operators", text), unsure=True)
 
     def text(self, source: ByteSource, where: str) -> None:
-        data = source.read_at(0, min(source.size, _JSON_LIMIT)).decode("utf-8", "replace")
+        raw = source.read_at(0, min(source.size, _JSON_LIMIT))
+        data = raw.decode("utf-8", "replace")
+        if source.size > _JSON_LIMIT or "\ufffd" in data or _CONTROL.search(data):
+            self.unread(where, "is called a text, but is none (or a very long one)")
+        machine = Machine(raw)  # a pickle of protocol 0 is text
+        with suppress(PickleError):
+            run(machine)
+        if any(verdict_of(path) == "dangerous" for path in machine.globals):
+            self.names(machine, where)
         self.seen.read("a text")
         if not source.name.endswith((".txt", ".md")):
             for finding, unsure in text_findings("chat_template", data, where):
@@ -217,7 +230,9 @@ class _Scanner:
                 self.member(source, member, f"{where}:{member.name}" if where else member.name, depth)
         if any(n == "archive_format" or n.endswith("/archive_format") for n in members):
             self.unread(where, "an exported program (.pt2): what it would run is not judged")
-        elif not pickles and not any(n.endswith(".pkl") for n in members):
+        elif any(n.endswith("/.data/extern_modules") for n in members):
+            self.unread(where, "an archive of torch.package: the Python modules in it are run when it is loaded")
+        elif not pickles:
             self.unread(where, "a ZIP archive that is no PyTorch file")
         if len(pickles) > 1:
             self.unread(where, "more than one data.pkl: which one is loaded is ambiguous")
@@ -240,6 +255,9 @@ class _Scanner:
             self.source(BytesSource(data, f"{source.name}:{visible(member.name, 80)}"), where, depth + 1)
         elif data.startswith(b"PK\x03\x04"):
             self.unread(where, "archives are nested too deeply")
+        elif name.endswith(".py"):
+            text = f"{where} is program text; some loaders run it"
+            self.seen.add(Finding("warning", "program", text), unsure=True)
         elif data.startswith(_EXECUTABLES):
             self.executable(where)
 
@@ -302,6 +320,16 @@ class _Scanner:
             self.seen.add(Finding("error", "computed", f"{where}: {reason}" if where else reason))
         for path, n in machine.globals.items():
             self.seen.name(path, n, verdict_of(path), where)
+
+
+def _follows(source: ByteSource) -> bool:
+    """Whether a file that looks like safetensors is a pickle as well: what its length begins with may be one's mark."""
+    machine = Machine(source.read_at(0, min(source.size, MAX_PICKLE)))
+    try:
+        run(machine)
+    except PickleError:
+        return bool(machine.globals)
+    return True
 
 
 def _looks_pickled(head: bytes, name: str) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import MissingPackageError, UnknownFormatError, ValueRefusedError, quote
+from ..errors import MissingPackageError, ModelFileError, UnknownFormatError, ValueRefusedError, quote
 from ..formats import sharded
 from ..formats.pickle_nodes import Call, Dict, Global, Persistent
 from ..formats.torch import load, sniff
 from ..formats.torch_plain import LISTS, constant, container, plain
-from ..formats.torch_tree import key_text
+from ..formats.torch_tree import MAX_DEPTH, key_text
 from ..tree import from_names, record
 from .open import open as open_model
 from .open import source_of
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from ..formats.torch import Loaded
     from ..model import ModelFile, Tensor
+
+
+MAX_ALIKE = 1000  # keys of one hash
 
 
 class Skipped(NamedTuple):
@@ -136,12 +140,17 @@ class _Builder:
     def __init__(self, loaded: Loaded, made: Any) -> None:
         self.loaded, self.made = loaded, made
         self.built: dict[int, Any] = {}
+        self.depth = 0
         self.arrays: dict[tuple[int, tuple[int, ...], str], Any] = {}
 
     def build(self, node: Any) -> Any:
         if isinstance(node, (Call, Dict, list, tuple)):
             if id(node) not in self.built:
+                self.depth += 1
+                if self.depth > MAX_DEPTH:
+                    raise ModelFileError(self.loaded.model.path, f"its pickle is nested deeper than {MAX_DEPTH}")
                 self.built[id(node)] = self._make(node)
+                self.depth -= 1
             return self.built[id(node)]
         if isinstance(node, Global):
             return constant(node) or Skipped(node.path)
@@ -163,6 +172,7 @@ class _Builder:
         named = all(isinstance(k, str) for k, _ in node.pairs)
         out: Any = record() if named else {}
         self.built[id(node)] = out
+        self._check_hashes([k for k, _ in node.pairs if isinstance(k, (int, float))])
         for key, value in node.pairs:
             simple = key is None or isinstance(key, (str, int, float, bytes))
             out[key if simple else key_text(key)] = self.build(value)
@@ -177,10 +187,36 @@ class _Builder:
             return self.build(inner)
         is_plain, value = plain(node)
         if is_plain and node.path in LISTS:
-            return container(node.path, [self.build(v) for v in value])
+            items = [self.build(v) for v in value]
+            return self._set(node.path, items) if node.path.endswith("set") else container(node.path, items)
         if is_plain:
             return self.build(value)
+        self.built[id(node)] = Skipped(node.path)  # where its state refers to it
         return Skipped(node.path, self.build(node.state))
+
+    def _set(self, path: str, items: list[Any]) -> Any:
+        """A set; a list where hashing its items would take long (tuples of tuples that are shared)."""
+        todo, left = list(items), 16 * len(items) + 100_000
+        while todo and left > 0:
+            left -= 1
+            item = todo.pop()
+            todo += item[:left] if isinstance(item, tuple) else ()
+        if todo:
+            return items
+        self._check_hashes([i for i in items if isinstance(i, (int, float, tuple))])
+        return container(path, items)
+
+    def _check_hashes(self, keys: list[Any]) -> None:
+        """Numbers are easily made that all have one hash; a dict of them takes time with the square of their number."""
+        if len(keys) > MAX_ALIKE:
+            try:
+                alike = max(Counter(map(hash, keys)).values())
+            except TypeError:  # a tuple of arrays: no set will hold it
+                return
+            if alike > MAX_ALIKE:
+                raise ModelFileError(
+                    self.loaded.model.path, f"{alike} keys of a dict or set in its pickle have one hash"
+                )
 
 
 def _unwrapped(node: Call, names: dict[int, str]) -> Any:
