@@ -173,6 +173,22 @@ def test_help(shell: InteractiveShell) -> None:
         assert word in found["docstring"]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("info", ("side by side", "Only the header is read")),
+        ("compare", ("A B", "c.frame", "c = %apsi_compare")),
+        ("convert", ("SRC DST", "r = %apsi_convert", "q8_0")),
+        ("verify", ("r = %apsi_verify", "not authorship", "kept in the")),
+    ],
+)
+def test_question_mark_says_all_of_a_magic(shell: InteractiveShell, name: str, said: tuple[str, ...]) -> None:
+    from apsi_inspect.notebook.magics import OPTIONS
+
+    text = shell.object_inspect(f"%apsi_{name}")["docstring"]
+    assert [w for w in (*said, *OPTIONS[name]) if w not in text and w != "--help"] == []
+
+
 def completions(shell: InteractiveShell, line: str) -> set[str]:
     """What a notebook's tab key offers."""
     with provisionalcompleter():
@@ -192,6 +208,11 @@ def completions(shell: InteractiveShell, line: str) -> set[str]:
         ("%apsi_info f --", {"f --tensors", "f --sort", "f --metadata", "f --tree", "f --json", "f --help"}, set()),
         ("%apsi_info f --sort n", {"f --sort name", "f --sort numel", "f --sort nbytes"}, {"f --sort notes.txt"}),
         ("%apsi_info f --sort -nb", {"f --sort -nbytes"}, set()),
+        ("%apsi_compare small.safetensors sm", {"small.safetensors small-int8.safetensors"}, set()),
+        ("%apsi_convert a b.gguf --dtype q8", {"a b.gguf --dtype q8_0"}, set()),
+        ("%apsi_convert a b.gguf --dtype ", {"a b.gguf --dtype q4_k"}, {"a b.gguf --dtype int4"}),
+        ("%apsi_convert a --dtype ", {"a --dtype q4_k", "a --dtype int4"}, {"a --dtype notes.txt"}),
+        ("%apsi_verify a --key-file no", {"a --key-file notes.txt"}, set()),
     ],
 )
 def test_completion(shell: InteractiveShell, line: str, wanted: set[str], unwanted: set[str]) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # options of each magic, for completion; `tests/test_magics.py` compares them with the parsers
 OPTIONS = {
     "info": ("--tensors", "--sort", "--metadata", "--tree", "--json", "--help"),
+    "compare": ("--tensors", "--no-metadata", "--help"),
     "verify": ("--user-key", "--ask-key", "--key-env", "--key-file", "--full", "--help"),
     "convert": (
         "--dtype", "--tensor-type", "--block", "--shard", "--architecture", "--user-key", "--force", "--dry-run",
@@ -42,7 +43,7 @@ OPTIONS = {
 }  # fmt: skip
 # options whose value is no path
 _VALUES = ("--tensors", "--key-env", "--dtype", "--tensor-type", "--block", "--shard", "--architecture")
-_ENDINGS = (".safetensors", ".gguf", ".apsim", ".index.json")
+_ENDINGS = (".safetensors", ".gguf", ".apsim", ".index.json", ".pt", ".pth", ".pt2", ".onnx")
 # what stands before a comment: not the # in a quote, after a backslash or inside a word
 _BEFORE_COMMENT = re.compile(r"""((?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\\'"])*?)(?:^|\s+)#""", re.DOTALL)
 _COMMAND = re.compile(r"(?:^|.*[\s=])%{1,2}apsi_([a-z]+)(?:\s+(.*))?$", re.DOTALL)
@@ -150,7 +151,10 @@ def unquote(text: str) -> str:
 
 @context_matcher(identifier="apsi_info")
 def complete(context: CompletionContext) -> dict[str, Any]:
-    """Tab completion: options, columns after ``--sort``, else folders and model files; nothing that IPython knows."""
+    """Tab completion: options, columns after ``--sort``, types after ``--dtype``, else folders and model files.
+
+    Nothing that IPython knows is offered.
+    """
     found = _COMMAND.match(context.text_until_cursor)
     if not found or found[1] not in OPTIONS:
         return {"completions": []}
@@ -159,6 +163,10 @@ def complete(context: CompletionContext) -> dict[str, Any]:
         wanted = [sign + f for sign in ("", "-") for f in Row._fields]
     elif word.startswith("-") and not quote:
         wanted = list(OPTIONS[found[1]])
+    elif words and words[-1] == "--dtype":
+        wanted = _types(words)
+    elif words and words[-1] == "--key-file":
+        wanted = _paths(word, quote, "")
     else:
         wanted = [] if words and words[-1] in _VALUES else _paths(word, quote)
     token = context.token  # the end of the word, which alone is replaced
@@ -184,7 +192,18 @@ def _typed(text: str) -> tuple[list[str], str, str]:
     return words, word, quote
 
 
-def _paths(word: str, quoted: str) -> list[str]:
+def _types(words: list[str]) -> list[str]:
+    """The types that a container holds: of the path that was typed last, else of all."""
+    from ..ops.targets import CONTAINERS, menu_of
+
+    ending = os.path.splitext(words[-2].lower())[1] if len(words) > 1 else ""
+    names = (
+        [CONTAINERS[ending]] if ending in CONTAINERS and len(words) > 2 else list(dict.fromkeys(CONTAINERS.values()))
+    )
+    return list(dict.fromkeys(t.lower() for name in names for t in menu_of(name)))
+
+
+def _paths(word: str, quoted: str, endings: str | tuple[str, ...] = _ENDINGS) -> list[str]:
     """Completions of a path, in the way it was typed; spaces and quotes get a backslash unless a quote is open.
 
     A name that holds the open quote cannot be written on, and is left out.
@@ -199,7 +218,7 @@ def _paths(word: str, quoted: str) -> list[str]:
                 if e.name.startswith(start) and (start or e.name[0] != "."):
                     if e.is_dir():
                         out.append(os.path.join(folder, e.name) + "/")
-                    elif e.name.lower().endswith(_ENDINGS):
+                    elif e.name.lower().endswith(endings):
                         out.append(os.path.join(folder, e.name))
     except OSError:
         return []  # an unreadable folder has no completions
