@@ -6,7 +6,11 @@ GB/s of float32 values, by seconds of CPU (the machine may be busy), the best of
 take turns; compilation is outside. "gguf-py" quantizes and dequantizes with the gguf package where it can, else with
 ggml's C code (libgguf); "own decoder" has the codes given, so that it only decodes; both then let numpy compute mean
 squared error, greatest error, signal to noise and cosine. `--file` measures a model in a fresh process instead: time,
-and the peak memory above that of the imports. The goals are in `docs/performance.md`.
+and the peak memory above that of the imports.
+
+On two busy cores of an EPYC with 1 MiB of L2: the simple blocks (q8_0 … q5_1) at 5.3 to 7.3 GB/s, which is 0.4 to 0.55
+of the read and 10 to 15 times the own decoder with numpy (the goals were 0.6 and 7; the kernel alone does 0.67 for
+q8_0); a file at 2.6 GB/s, with 2 MiB more than imports and kernels.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def pieces(source: Input, job: Job) -> list[Part]:
     whole = lcm(unit, GROUP)  # a step of whole groups has no rest, which would be done apart
     step = SEGMENT // whole * whole or max(SEGMENT // unit, 1) * unit
     cuts = source.cuts(row if isinstance(source, ScaledInput) else step)
-    if job.sample is None or job.sample >= numel:
+    if job.sample is None or all_of_it:
         return [Part((cut,), step) for cut in (_joined(cuts) if plain else cuts)]
     if isinstance(source, ScaledInput) and source._across:  # its scales serve whole boxes
         return [Part((cut,), step) for cut in _spread(cuts, max(1, len(cuts) * job.sample // numel))]
