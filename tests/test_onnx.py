@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -377,3 +378,14 @@ def test_opening_changes_nothing(tmp_path: Path) -> None:
         str(model)
         [codes(t) for t in model.values()]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+
+
+def test_a_name_that_comes_again_and_again(tmp_path: Path) -> None:
+    """Numbering takes time in proportion to how many there are."""
+    graph = onnx.GraphProto(name="g")
+    graph.initializer.extend([onnx.TensorProto(name="w", data_type=1, dims=[1], float_data=[1.0])] * 20_000)
+    (tmp_path / "m.onnx").write_bytes(onnx.ModelProto(ir_version=8, graph=graph).SerializeToString())
+    start = time.process_time()
+    names = list(open_model(tmp_path / "m.onnx"))
+    assert (names[:3], names[-1], len(names)) == (["w", "w~2", "w~3"], "w~20000", 20_000)
+    assert time.process_time() - start < 10

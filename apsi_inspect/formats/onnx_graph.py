@@ -109,6 +109,7 @@ class Graph:
         self.duplicates: list[str] = []
         self.subgraphs = self.constants = self.functions = self.sparse = 0
         self._taken: set[str] = set()
+        self._next: dict[str, int] = {}  # of a name that comes again: the number to try next
         self._model()
 
     def _model(self) -> None:
@@ -194,10 +195,11 @@ class Graph:
         if name in scope.names:
             self.duplicates.append(name)
         if listed in self._taken:
-            listed = f"{scope.label}/{name}" if scope.label else name
-            n = 2
+            base = listed = f"{scope.label}/{name}" if scope.label else name
+            n = self._next.get(base, 2)
             while listed in self._taken:
-                listed, n = f"{scope.label}/{name}~{n}" if scope.label else f"{name}~{n}", n + 1
+                listed, n = f"{base}~{n}", n + 1
+            self._next[base] = n
         self._taken.add(listed)
         if proto.name:
             scope.names.setdefault(proto.name, listed)
