@@ -119,10 +119,9 @@ class FsspecFile:
 
     def _said(self, exc: BaseException) -> OSError:
         code = getattr(exc, "errno", None)
-        text = re.sub(r"\?[^\s'\"]*", "?…", str(exc))  # an address in it may have secrets in its query
         for kind, number in ((FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES)):
             code = number if isinstance(exc, kind) else code
-        return OSError(code or errno.EIO, visible(f"{type(exc).__name__}: {text}", 200), self.name)
+        return OSError(code or errno.EIO, _masked(exc), self.name)
 
     def cancel(self) -> None:
         """Try nothing again that is under way."""
@@ -153,5 +152,12 @@ def _file_system(place: Location, options: Mapping[str, Any]) -> tuple[Any, str]
         package = _PACKAGES.get(protocol) or exc.name or protocol
         raise MissingPackageError(package, what, "remote" if package in _EXTRA else None) from None
     except ValueError as exc:  # fsspec's word for a protocol that it does not know
-        raise ValueRefusedError(f"{quote(place.shown, 200)}: {visible(str(exc), 200)}") from None
+        raise ValueRefusedError(f"{quote(place.shown, 200)}: {_masked(exc)}") from None
+    except _errors() as exc:  # some connect at once
+        raise OSError(getattr(exc, "errno", None) or errno.EIO, _masked(exc), place.shown) from None
     return fs, path
+
+
+def _masked(exc: BaseException) -> str:
+    """What a library says, without the query of an address in it."""
+    return visible(f"{type(exc).__name__}: " + re.sub(r"\?[^\s'\"]*", "?…", str(exc)), 200)

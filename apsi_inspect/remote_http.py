@@ -12,14 +12,17 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import re
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import quote as encoded
 from urllib.request import getproxies, proxy_bypass
 
 from .errors import ModelFileError, ValueRefusedError, quote, visible
@@ -27,7 +30,6 @@ from .remote_url import masked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from .remote_url import Location
@@ -36,6 +38,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _MAX_REDIRECTS = 6
 _MAX_IDLE = 8
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
 _LONGEST_WAIT = 60.0  # seconds that a server may ask us to wait
 _ERRNO = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.ENOENT, 407: errno.EACCES}
 _ADVICE = {
@@ -73,12 +76,19 @@ class HttpOptions(NamedTuple):
             known = ", ".join(cls._fields)
             raise ValueRefusedError(f"storage_options for http: {quote(unknown[0])} is not known; known: {known}")
         options = cls(**given)
+        if not isinstance(options.headers, Mapping):  # its text may be a secret, as the values may be
+            raise ValueRefusedError("storage_options for http: headers= takes a dict of names and texts")
+        for key in options.headers:
+            if not isinstance(key, str) or _HEADER.fullmatch(key) is None:
+                raise ValueRefusedError(f"storage_options for http: {quote(str(key))} is no name of a header")
         for key, value in [*options.headers.items(), ("token", options.token or "")]:
-            if not isinstance(value, str) or not value.isprintable():  # the value may be a secret
-                raise ValueRefusedError(f"storage_options for http: {quote(str(key))} is no printable text")
+            if not isinstance(value, str) or not value.isprintable() or max(value, default="") > "\xff":
+                raise ValueRefusedError(f"storage_options for http: {quote(str(key))} is no printable text (Latin-1)")
         for key, number in (("timeout", options.timeout), ("retries", options.retries)):
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e6:
                 raise ValueRefusedError(f"storage_options for http: {key} is {number!r:.40}, a number was expected")
+        if not options.timeout:
+            raise ValueRefusedError("storage_options for http: timeout is 0, seconds above 0 were expected")
         return options
 
 
@@ -159,7 +169,9 @@ class Client:
 
     def _redirected(self, url: str, location: str | None) -> str:
         try:
-            target = urlsplit(urljoin(url, location or ""))
+            # encoded where the server has not; a header is read as Latin-1, whatever it was
+            where = encoded((location or "").encode("latin-1"), safe="/%:@!$&'()*+,;=~-._?#[]")
+            target = urlsplit(urljoin(url, where))
             good = target.scheme in ("http", "https") and bool(target.hostname) and location is not None
             _origin(target)
         except ValueError:
@@ -182,7 +194,10 @@ class Client:
         parts = urlsplit(url)
         origin = _origin(parts)
         own = self._own if origin == self._home else {}
-        link, kept = self._take(origin)
+        try:
+            link, kept = self._take(origin)
+        except InvalidURL as exc:  # a host that cannot be one
+            raise OSError(errno.EHOSTUNREACH, _why(exc), self.name) from None
         target = link.prefix + (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
             link.connection.request("GET", target, headers={**link.headers, **own, **headers})
@@ -190,12 +205,12 @@ class Client:
             return link, link.connection.getresponse()
         except BaseException as exc:
             self.discard(link)
-            if isinstance(exc, OSError | HTTPException):
+            if isinstance(exc, OSError | HTTPException | UnicodeError):
                 raise self._failure(exc, kept) from None
             raise
 
-    def _failure(self, exc: OSError | HTTPException, kept: bool) -> Exception:
-        final = isinstance(exc, ssl.SSLCertVerificationError | InvalidURL) or (
+    def _failure(self, exc: OSError | HTTPException | UnicodeError, kept: bool) -> Exception:
+        final = isinstance(exc, ssl.SSLCertVerificationError | InvalidURL | UnicodeError) or (
             isinstance(exc, socket.gaierror) and exc.errno != socket.EAI_AGAIN
         )
         if final:
@@ -310,11 +325,13 @@ def _seconds(text: str | None) -> float | None:
     return min(float(text), _LONGEST_WAIT) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def _why(exc: OSError | HTTPException) -> str:
+def _why(exc: OSError | HTTPException | UnicodeError) -> str:
     """What went wrong, without the address."""
     if isinstance(exc, TimeoutError):
         return "the server does not answer in time"
     if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError) and (exc.errno or 0) in errno.errorcode:
         return os.strerror(exc.errno or 0)
+    if isinstance(exc, UnicodeError):
+        return "the name of the host cannot be one"
     text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
     return visible(f"{type(exc).__name__}: {text}" if text else type(exc).__name__, 200)

@@ -194,3 +194,25 @@ def dies(i: int) -> int:
 def test_a_task_that_always_kills_its_worker_is_given_up(executor: Executor) -> None:
     with pytest.raises((ApsiError, distributed.scheduler.KilledWorker)):
         list(run_tasks(dies, [(0,)], executor))
+
+
+def test_the_command_on_a_cluster(client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from apsi_inspect.cli import main
+
+    src, address = test_tasks.gguf(tmp_path), client.scheduler.address
+    for verb in (["verify", src], ["stats", src], ["stats", src, "--json"]):
+        words = ["model", *map(str, verb)]
+        assert main(words) == 0
+        alone = capsys.readouterr().out
+        assert main([*words, "--scheduler", address]) == 0
+        assert capsys.readouterr().out == alone
+    for name, more in (("a.apsim", []), ("b.apsim", ["--scheduler", address])):
+        assert main(["model", "convert", str(src), str(tmp_path / name), *more]) == 0
+    assert (tmp_path / "a.apsim").read_bytes() == (tmp_path / "b.apsim").read_bytes()
+
+
+def test_an_address_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from apsi_inspect.cli import main
+
+    assert main(["model", "verify", str(test_tasks.gguf(tmp_path)), "--scheduler", "nonsense"]) == 2
+    assert "tcp://HOST:8786 was expected" in capsys.readouterr().err

@@ -17,7 +17,13 @@ import pytest
 
 import apsi_inspect as ai
 from apsi_inspect import remote, remote_ranges
-from apsi_inspect.errors import MissingPackageError, ModelFileError, TruncatedFileError, UnsupportedFileError
+from apsi_inspect.errors import (
+    MissingPackageError,
+    ModelFileError,
+    TruncatedFileError,
+    UnsupportedFileError,
+    ValueRefusedError,
+)
 from apsi_inspect.remote import BLOCK, RemoteSource, masked, open_source
 from apsi_inspect.remote_download import DownloadedSource
 
@@ -327,6 +333,47 @@ def test_redirects_that_are_not_followed(location: str) -> None:
         pytest.raises(ModelFileError, match="redirects"),
     ):
         source_of(server)
+
+
+@pytest.mark.parametrize("host", ["a%20b", "a" * 300, "...", "ex ample", "\0"])
+def test_hosts_that_cannot_be(host: str) -> None:
+    with pytest.raises(OSError, match=r"host|InvalidURL|gaierror"):
+        RemoteSource(f"http://{host}/f", {"retries": 0})
+
+
+def test_a_redirect_to_a_host_that_cannot_be() -> None:
+    for location in (f"http://{'a' * 300}/f", "http://a b/f"):
+        with (
+            Server({"/f": DATA}, "redirects", location=location) as server,
+            pytest.raises(OSError, match=r"host|gaierror"),
+        ):
+            source_of(server, retries=0)
+
+
+@pytest.mark.parametrize("name", ["a b", "\xfcber", "\u20ac"])
+def test_a_redirect_that_is_not_encoded(name: str) -> None:
+    from urllib.parse import quote
+
+    sent = name.encode().decode("latin-1")  # what a server that sends UTF-8 puts there, as the standard library sees it
+    with (
+        Server({f"/{name}": DATA, f"/{quote(name)}": DATA}) as last,
+        Server({"/f": b""}, "redirects", location=f"{last.url}/{sent}") as first,
+    ):
+        assert source_of(first).read_at(5, 10) == DATA[5:15]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"headers": "hunter2"}, {"headers": None}, {"headers": {"A: b\r\n": "hunter2"}}, {"headers": {"A b": "c"}},
+        {"headers": {"\xfc": "1"}}, {"headers": {1: "a"}}, {"headers": {"A": "hunter2\u20ac"}}, {"timeout": 0},
+        {"token": "hunter2\u20ac"},
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_sent(options: dict[str, object]) -> None:
+    with pytest.raises(ValueRefusedError, match="storage_options for http") as caught:
+        RemoteSource("http://127.0.0.1:9/f", options)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_redirects_do_not_go_on_forever() -> None:

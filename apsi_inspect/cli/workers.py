@@ -29,20 +29,24 @@ def executor_of(args: argparse.Namespace) -> Iterator[Executor | None]:
     Raises
     ------
     ValueRefusedError
-        Fewer than one process.
+        Fewer than one process, or an address that is none.
     OSError
         There is no scheduler at the address.
     MissingPackageError
         `distributed` is not installed.
     """
-    from ..errors import MissingPackageError, ValueRefusedError
+    from ..errors import MissingPackageError, ValueRefusedError, visible
 
     if args.scheduler is not None:
         try:
             from distributed import Client
         except ImportError:
             raise MissingPackageError("distributed", "--scheduler", "distributed") from None
-        with Client(args.scheduler) as client:  # type: ignore[no-untyped-call, unused-ignore]
+        try:
+            opened = Client(args.scheduler)  # type: ignore[no-untyped-call, unused-ignore]
+        except ValueError as exc:
+            raise ValueRefusedError(f"--scheduler: {visible(str(exc))}; tcp://HOST:8786 was expected") from None
+        with opened as client:
             yield client.get_executor(pure=False)
         return
     if args.workers is None:
