@@ -49,7 +49,11 @@ d='M5.2 5.9L9 9.7l3.8-3.8 1.2 1.2-4.9 5-4.9-5z'/%3E%3C/svg%3E"); }
   flex-flow: row nowrap; align-items: center; margin-left: 12px; }
 .apsi-w .jupyter-widget-toggle-buttons > div, .apsi-w .widget-toggle-buttons > div { flex-wrap: nowrap; }
 .apsi-w .apsi.apsi.apsi .g > div > div[style="width:0.0%"] { min-width: 0; }
-.apsi-w .widget-checkbox { margin-left: 10px; }
+.apsi-w .widget-hbox { column-gap: 8px; }
+.apsi-w .apsi.apsi.apsi th, .apsi-w .apsi.apsi.apsi td { padding-right: 11px; }
+.apsi-w .jupyter-widget-toggle-buttons > label, .apsi-w .widget-toggle-buttons > label { margin-right: 8px; }
+.apsi-w .widget-checkbox label { display: flex; align-items: center; }
+.apsi-w .widget-checkbox input[type="checkbox"] { align-self: center; margin: 0 8px 0 0; }
 .apsi-w button.jupyter-button { border-radius: 4px; width: auto; padding: 0 12px; }
 .apsi-w .jupyter-widget-tab > .lm-TabBar { overflow-x: visible; min-height: 26px; }
 .apsi-w .jupyter-widget-tab > .lm-TabBar .lm-TabBar-tab { flex: 0 1 auto; min-width: 0; padding: 0 14px; }

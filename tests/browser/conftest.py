@@ -10,7 +10,7 @@ import pytest
 from . import lab as lab_module
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import BrowserContext
 
     from .lab import Lab, Notebook
 
@@ -29,23 +29,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def browser(lab: Lab) -> Iterator[Browser]:
-    """A headless Chromium."""
+def context(lab: Lab) -> Iterator[BrowserContext]:
+    """A headless Chromium's profile, which all pages share."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = lab_module.launch(playwright)
-        yield started
-        started.close()
+        browser = lab_module.launch(playwright)
+        yield lab_module.context(browser)
+        browser.close()
 
 
 @pytest.fixture
-def notebook(lab: Lab, browser: Browser) -> Iterator[Callable[..., Notebook]]:
+def notebook(lab: Lab, context: BrowserContext) -> Iterator[Callable[..., Notebook]]:
     """``notebook(name, cells)``: a notebook open in the browser, run to its end; nothing may go wrong in it."""
     opened = []
 
     def make(name: str, cells: list[str], theme: str = "light", run: bool = True) -> Notebook:
-        page = lab_module.Notebook(lab, browser, lab.write(f"{name}-{theme}.ipynb", cells), theme)
+        page = lab_module.Notebook(lab, context, lab.write(f"{name}-{theme}.ipynb", cells), theme)
         opened.append(page)
         if run:
             page.run_all()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Playwright
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Playwright, ViewportSize
 
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -40,6 +40,7 @@ SETTINGS = {
     "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": True},  # the hardest case for a secret
 }
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+VIEWPORT: ViewportSize = {"width": 1280, "height": 1000}
 LIMIT = 120_000  # milliseconds that anything may take: two busy cores and a first compilation
 # What JupyterLab itself writes to the console; nothing of ours may be added here.
 KNOWN: tuple[str, ...] = ()
@@ -148,15 +149,13 @@ class Lab:
 class Notebook:
     """A notebook open in the browser."""
 
-    def __init__(self, lab: Lab, browser: Browser, path: Path, theme: str = "light", width: int = 1280) -> None:
+    def __init__(self, lab: Lab, context: BrowserContext, path: Path, theme: str = "light") -> None:
         lab.set("@jupyterlab/apputils-extension:themes", {"theme": THEMES[theme]})
         self.lab, self.path, self.theme = lab, path, theme
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 1000},
-            device_scale_factor=1.5,
-            color_scheme=theme,  # type: ignore[arg-type]
-        )
-        self.page: Page = self.context.new_page()
+        self.count = len(json.loads(path.read_text())["cells"])
+        self.page: Page = context.new_page()
+        self.page.set_viewport_size(VIEWPORT)
+        self.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         self.page.set_default_timeout(LIMIT)
         self.errors: list[str] = []
         self.elsewhere: list[str] = []
@@ -165,7 +164,8 @@ class Notebook:
         self.page.on("request", lambda request: self._asked(request.url))
         self.page.on("websocket", lambda socket: self._asked(socket.url))
         self.page.goto(f"{lab.url}/doc/tree/{path.name}?token={lab.token}")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-CodeCell")
+        cells = ".jp-NotebookPanel .jp-CodeCell"  # they come one after the other; a cell that is not there is not run
+        self.page.wait_for_function(f"n => document.querySelectorAll('{cells}').length >= n", arg=self.count)
         self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
 
     def _said(self, message: ConsoleMessage) -> None:
@@ -179,13 +179,11 @@ class Notebook:
 
     def run_all(self) -> None:
         """Run every cell, with the keyboard, and wait for the last one's prompt to have its number."""
-        cells = self.page.locator(".jp-CodeCell")
-        cells.first.click()
-        count = cells.count()
-        for _ in range(count):
+        self.page.locator(".jp-CodeCell").first.click()
+        for _ in range(self.count):
             self.page.keyboard.press("Shift+Enter")
         numbered = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].filter(p => /\\d/.test(p.innerText))"
-        self.page.wait_for_function(f"n => {numbered}.length >= n", arg=count)
+        self.page.wait_for_function(f"n => {numbered}.length >= n", arg=self.count)
 
     @property
     def view(self) -> Locator:
@@ -216,8 +214,16 @@ class Notebook:
             self.view.screenshot(path=Path(folder) / f"{name}_{self.theme}.png")
 
     def close(self) -> None:
-        """Close the page."""
-        self.context.close()
+        """Close the page and stop its kernel, which else competes with the next one."""
+        self.page.close()
+        for session in json.loads(self.lab.call("GET", "/api/sessions")):
+            if session["path"] == self.path.name:
+                self.lab.call("DELETE", f"/api/sessions/{session['id']}")
+
+
+def context(browser: Browser) -> BrowserContext:
+    """What the pages share: JupyterLab's scripts are fetched once."""
+    return browser.new_context(viewport=VIEWPORT, device_scale_factor=1.5)
 
 
 def launch(playwright: Playwright) -> Browser:
