@@ -167,6 +167,11 @@ def human_count(n: int) -> str:
     raise AssertionError("unreachable")
 
 
+def plural(n: int, noun: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def candidates(names: Sequence[str]) -> list[str]:
     """The names whose ending says that they may be companions or packed; the rest are not looked at further.
 

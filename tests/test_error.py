@@ -265,7 +265,15 @@ def test_what_a_format_cannot_take_says_what_convert_would_do(tmp_path: Path) ->
     half = frame.loc[("half", "f16")]
     assert (half["mse"], half["sqnr_db"], half["note"]) == (0, np.inf, "is stored in f16")
     totals = quant_error(tmp_path / "m.safetensors", ["q4_k"]).totals.iloc[0]
-    assert (totals["tensors"], totals["numel"], totals["note"]) == (2, 2048, "3 tensors not in this format")
+    floats = [tree[n].reshape(-1).astype("f8") for n in ("w", "odd", "norm", "half")]
+    as_stored = [
+        by_ggml("Q4_K", tree["w"])[0].reshape(-1), tree["odd"].reshape(-1).astype("f2"), floats[2],
+        by_ggml("Q4_K", tree["half"].astype("f4"))[0].reshape(-1),
+    ]  # fmt: skip
+    for measure, value in expected(np.concatenate(floats), np.concatenate(as_stored)).items():
+        assert totals[measure] == pytest.approx(value, rel=1e-6), measure
+    assert (totals["tensors"], totals["numel"], totals["covered"]) == (2, 2704, 2048 / 2708)
+    assert totals["note"] == "3 tensors not in it, counted as stored"
     report = ai.convert(tmp_path / "m.safetensors", tmp_path / "m.gguf", dtype="q4_k")
     assert totals["nbytes"] == sum(t.nbytes for t in report.tensors)
 
@@ -331,15 +339,75 @@ def test_values_that_are_not_finite() -> None:
     frame = table.frame.set_index(["name", "format"])
     for fmt in ("q8_0", "q4_k", "int8"):
         row = frame.loc[("w", fmt)]
-        assert row["note"] == f"2 values are not finite, or not in {fmt}"
+        assert row["note"] == f"2 values not finite, or too large for {fmt}"
         assert all(np.isnan(row[m]) for m in MEASURES)
     good = np.isfinite(x)
     assert frame.loc[("w", "f16"), "mse"] * x.size == pytest.approx(
         ((x[good].astype("f8") - x[good].astype("f2")) ** 2).sum(), rel=1e-6
     )
-    assert "1 values are not finite" in frame.loc[("w", "f8_e4m3"), "note"]
+    assert "1 value not finite, or too large for f8_e4m3" in frame.loc[("w", "f8_e4m3"), "note"]
     assert not np.isnan(table.totals["mse"]).any()
-    assert table.totals["note"][0] == "1 tensors have values that are not finite"
+    assert table.totals["note"][0] == "1 tensor left out of the error: not finite, or too large for q8_0"
+    large = quant_error({"w": np.full((2, 32), 1e38, "f4"), "v": np.ones((2, 32), "f4")}, ["q8_0", "f16"]).totals
+    assert [*large["note"]] == [
+        f"1 tensor left out of the error: not finite, or too large for {f}" for f in ("q8_0", "f16")
+    ]
+    assert [*large["numel"]] == [64, 64]
+
+
+@pytest.mark.parametrize("fmt", ["q8_0", "int8", "f16"])
+def test_totals_of_a_sample_count_every_tensor_by_its_size(fmt: str) -> None:
+    tree = {"a": RNG.normal(0, 1, (1000, 1024)).astype("f4"), "b": RNG.normal(0, 100, (4, 1024)).astype("f4")}
+    table = quant_error(tree, fmt, sample=4096, weights={n: np.linspace(0.5, 2, 1024) for n in tree})
+    frame, total = table.frame, table.totals.iloc[0]
+    for measure in ("mse", "zeroed", "clipped", "weighted_mse"):
+        assert total[measure] == pytest.approx(np.average(frame[measure], weights=frame["numel"]), rel=1e-12), measure
+    signal = frame["numel"] * frame["mse"] * 10 ** (frame["sqnr_db"] / 10)
+    assert total["sqnr_db"] == pytest.approx(10 * np.log10(signal.sum() / (frame["numel"] * frame["mse"]).sum()))
+    assert total["numel"] == 1004 * 1024
+    assert total["mse"] == pytest.approx(quant_error(tree, fmt).totals["mse"][0], rel=0.1)
+
+
+def test_size_and_error_are_of_the_same_tensors(tmp_path: Path) -> None:
+    tree = {"w": weights_like(64, 256), "odd": weights_like(64, 288), "norm": np.ones(256, "f4"), "ids": np.arange(9)}
+    save_file(tree, tmp_path / "m.safetensors")
+    total = quant_error(tmp_path / "m.safetensors", ["q4_k", "q8_0", "f16"]).totals.set_index("format")
+    names = ("w", "odd", "norm")
+    for fmt in ("q4_k", "q8_0"):
+        ai.convert(tmp_path / "m.safetensors", tmp_path / f"{fmt}.gguf", dtype=fmt)
+        read = {t.name: t for t in gguf.GGUFReader(tmp_path / f"{fmt}.gguf").tensors}
+        y = np.concatenate([gguf.quants.dequantize(read[n].data, read[n].tensor_type).reshape(-1) for n in names])
+        x = np.concatenate([tree[n].reshape(-1) for n in names])
+        assert total.loc[fmt, "mse"] == pytest.approx(expected(x, y)["mse"], rel=1e-6)
+        assert total.loc[fmt, "nbytes"] == sum(int(t.n_bytes) for t in read.values())
+    assert total.loc["f16", "note"] == "1 tensor not in it, counted as stored"
+    assert "in it" in str(quant_error(tmp_path / "m.safetensors", ["q4_k"]))
+
+
+def test_plain_floats_go_by_the_rules_of_a_gguf_model(tmp_path: Path) -> None:
+    ai.save_gguf(tmp_path / "m.gguf", {"w": weights_like(8, 256), "norm": weights_like(1, 256)[0]}, dtype=None)
+    for fmt in ("f16", "bf16"):
+        frame = quant_error(tmp_path / "m.gguf", fmt).frame.set_index("name")
+        report = ai.convert(tmp_path / "m.gguf", tmp_path / f"{fmt}.gguf", dtype=fmt)
+        assert dict(frame["nbytes"]) == {t.name: t.nbytes for t in report.tensors}
+        assert frame.loc["norm", "note"] == "convert keeps it as f32: it is 1-D; runtimes need those in F32"
+        with ai.open(tmp_path / "m.gguf") as m:
+            assert quant_error(m, fmt, container="apsim").rows[1].nbytes == 512
+            plan = ai.plan(m, bpw=20, formats=[fmt], keep={"norm": fmt}, errors=quant_error(m, fmt))
+        assert [r.chosen for r in plan.rows] == [fmt.upper()] * 2
+
+
+def test_arguments_of_the_wrong_kind_are_named() -> None:
+    x = np.ones((2, 32), "f4")
+    for match, given in (
+        ("tensors is 5", {"tensors": 5}), ("formats is 3", {"formats": 3}),
+        ("container is 'zip'", {"container": "zip"}),
+    ):  # fmt: skip
+        with pytest.raises(ai.ValueRefusedError, match=match):
+            quant_error(x, **given)
+    for numbers in ([1.0, 2.0], ([1, 2], [3, 4])):
+        with pytest.raises(ai.ValueRefusedError, match="of numbers is no tensor"):
+            quant_error(numbers)
 
 
 def test_threads_executors_and_cuts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,9 +583,11 @@ def test_json_of_a_table() -> None:
     table = quant_error({"w": weights_like(4, 256), "n": np.ones(4, "f4"), "z": np.zeros((1, 32), "f4")}, "q8_0")
     d = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     assert [t["name"] for t in d["tensors"]] == ["w", "n", "z"]
-    assert d["tensors"][1]["mse"] is None
+    assert (d["tensors"][1]["mse"], d["tensors"][1]["max_at"]) == (None, None)
     assert d["tensors"][2]["sqnr_db"] == "inf"
     assert d["totals"][0]["tensors"] == 2
+    nothing = quant_error({"y": np.zeros((0, 32), "f4"), "z": np.zeros((1, 32), "f4")}, "q8_0").totals.iloc[0]
+    assert (nothing["worst"], nothing["mse"]) == ("", 0)
     assert d["sampled"] is None
 
 

@@ -30,6 +30,9 @@ METRICS = {
 def error_vs_size(errors: Any) -> Plot:
     """Error against size of the formats of a `quant_error` report; no other format beats those on the line in both.
 
+    Both are of all tensors as `convert` stores them: one that cannot have the format counts with the encoding that it
+    gets instead.
+
     Parameters
     ----------
     errors
@@ -54,9 +57,9 @@ def error_vs_size(errors: Any) -> Plot:
         ax.annotate(drawable(word), (bits, db), (dx, dy), textcoords="offset points", ha=side, fontsize=SMALL,
                     color=INK, parse_math=False, arrowprops=_leader(dx, dy))  # fmt: skip
     legend(ax, "lower right")
-    labels(ax, "bits per weight", "SQNR (dB), more is better")
+    labels(ax, "bits per weight over all tensors, as converted", "SQNR (dB), more is better")
     said = "; ".join(f"{visible(w, 40)} {bits:.2f} bits, {decibels(db)}" for w, bits, db in points)
-    figure.alt = f"Scatter of {len(points)} formats, bits per weight and SQNR: {said}."
+    figure.alt = f"Scatter of {len(points)} formats, bits per weight and SQNR over all tensors as converted: {said}."
     return figure
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 WORST = 12  # tensors
 MANY_FORMATS = 10  # columns of formats
 _TEXT = ("format", "name", "worst", "note")
-_DROPPED = ("worst", "cosine", "clipped", "zeroed", "rmse", "note", "max_abs_error", "mse", "nbytes")  # in this order
+# In this order
+_DROPPED = ("worst", "cosine", "clipped", "zeroed", "rmse", "covered", "note", "max_abs_error", "mse", "nbytes")
 
 
 def _number(value: Any) -> str:
@@ -40,6 +41,7 @@ def _share(value: float) -> str:
 _SHOWN: dict[str, tuple[str, Callable[[Any], Inline]]] = {
     "name": ("name", code),
     "format": ("format", lambda v: Text(v, "strong")),
+    "covered": ("in it", lambda v: "–" if isnan(v) else f"{100 * v:.3g} %"),
     "bpw": ("bpw", lambda v: "–" if isnan(v) else f"{v:.2f}"),
     "nbytes": ("bytes", human_size),
     "sqnr_db": ("SQNR dB", _decibel),
@@ -85,6 +87,8 @@ def _fitting(records: list[dict[str, Any]], columns: Sequence[str], width: int |
 def _says(column: str, records: list[dict[str, Any]]) -> bool:
     if column in ("note", "worst"):
         return any(r[column] for r in records)
+    if column == "covered":
+        return any(r[column] < 1 for r in records)
     return column != "weighted_mse" or any(not isnan(r[column]) for r in records)
 
 
@@ -118,5 +122,5 @@ def _sorted(table: ErrorTable, sort: str, width: int | None, first: Sequence[str
     number = [r for r in records if not (isinstance(r[key], float) and isnan(r[key]))]
     rest = [r for r in records if isinstance(r[key], float) and isnan(r[key])]
     order = [*sorted(number, key=lambda r: r[key], reverse=down), *rest]
-    columns = [*first, *(c for c in _SHOWN if c not in (*first, "worst"))]
+    columns = [*first, *(c for c in _SHOWN if c not in (*first, "worst", "covered"))]
     return _fitting(order, columns, width, "")

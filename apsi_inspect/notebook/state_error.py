@@ -115,6 +115,7 @@ class QuantErrorState:
             No tensor matches.
         """
         names, formats, sample = self.names(), list(self.formats), self.sample
+        container = "gguf" if self.model.format == "gguf" else "apsim"
         self.table, self._by_name, self._names, self.selected = None, {}, [], None
         self._asked = len(names)
         self.pages.resize(0)
@@ -125,7 +126,8 @@ class QuantErrorState:
             try:
                 for i, name in enumerate(names):
                     progress(sum(sizes[:i]), sum(sizes))
-                    rows += quant_error(self.model[name], formats, sample=sample, progress=False).rows
+                    found = quant_error(self.model[name], formats, sample=sample, container=container, progress=False)
+                    rows += found.rows
                 progress(sum(sizes), sum(sizes))
             finally:
                 table = self._keep(rows, formats, sample)
@@ -221,7 +223,7 @@ class QuantErrorState:
         if self.table is None:
             raise ValueRefusedError("measure first: the plan is made from the errors")
         errors, into = self.table, container_for(self.model, None)
-        formats = [f for f in errors.formats if parse_format(f).container == into]
+        formats = [f for f in errors.formats if parse_format(f, into).container == into]
         if not formats:
             raise ValueRefusedError(f"none of {', '.join(errors.formats)} is a format of {into}")
         keep = dict(self.picks)

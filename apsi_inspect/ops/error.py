@@ -9,7 +9,7 @@ figure but a note. `tests/test_error.py` compares with gguf's and ml_dtypes' own
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from math import prod
@@ -20,7 +20,7 @@ import numpy as np
 from ..encodings.run import MAX_THREADS
 from ..errors import ModelFileError, ValueRefusedError, quote
 from ..kernels.error import COLUMNS
-from ..listing import glob
+from ..listing import glob, plural
 from ..model import ModelFile, Tensor
 from .error_pieces import Job, measure, measure_spec, pieces
 from .error_sums import ErrorSums, from_rows
@@ -61,8 +61,13 @@ class Subject(NamedTuple):
     weights: NDArray[np.float32] | None
 
 
-def parse_format(word: str) -> Format:
+def parse_format(word: str, container: str = "apsim") -> Format:
     """A format by the word that `convert` takes, in any case: ``"q4_k"``, ``"f16"``, ``"int8"``.
+
+    Parameters
+    ----------
+    container
+        Whose rules hold for what .apsim and GGUF both have: ``"apsim"`` or ``"gguf"``.
 
     Raises
     ------
@@ -70,13 +75,15 @@ def parse_format(word: str) -> Format:
         Not known, or one that cannot be made here.
     """
     blocks = [m for m in menu_of("gguf") if m not in menu_of("apsim")]
-    container = "gguf" if isinstance(word, str) and word.upper() in blocks else "apsim"
+    into = "gguf" if isinstance(word, str) and word.upper() in blocks else "apsim"
     try:
-        encoding = parse_dtype(word, container)
+        encoding = parse_dtype(word, into)
     except ValueRefusedError as exc:
         known = ", ".join(m.lower() for m in [*blocks, *menu_of("apsim")])
         raise ValueRefusedError(f"format {word!r:.40} is not known; known: {known}") from exc
-    return Format(encoding.name.lower(), encoding, container)
+    if container == "gguf" and encoding.name.upper() in menu_of("gguf"):
+        return Format(encoding.name.lower(), parse_dtype(word, "gguf"), "gguf")
+    return Format(encoding.name.lower(), encoding, into)
 
 
 def quant_error(
@@ -86,6 +93,7 @@ def quant_error(
     sample: int | None = None,
     *,
     weights: Mapping[str, ArrayLike] | None = None,
+    container: str | None = None,
     executor: Executor | None = None,
     progress: bool | None = None,
 ) -> ErrorTable:
@@ -107,6 +115,10 @@ def quant_error(
     weights
         Importance of the columns (an imatrix): tensor name -> a non-negative number for each element of the last axis,
         or for each matrix of a stack of them. Gives `weighted_mse`; the quantizers do not use it.
+    container
+        ``"gguf"`` or ``"apsim"``: whose rules say which tensors get a plain float (f16, bf16, …), as GGUF keeps norms
+        in float32. None: those of GGUF for a GGUF model, else of .apsim. A format that only one of them has goes by its
+        own.
     executor
         Any `concurrent.futures.Executor` (of processes or a cluster: over files only). None: threads of this process.
     progress
@@ -115,26 +127,38 @@ def quant_error(
     Returns
     -------
     ErrorTable
-        `.frame` has a row for each tensor and format, `.totals` one for each format. An element is *clipped* where it
-        lies beyond the least or the greatest value that the codes of its block can stand for, with the scale (and
-        minimum) the block has, by more than half the distance between that value and its neighbour; for a plain float,
-        beyond its range by the same measure. *Zeroed* where it becomes 0 and was not. Values that are not finite leave
-        the row of a block format without figures, and `note` counts them.
+        `.frame` has a row for each tensor and format, `.totals` one for each format: size and error of all tensors as
+        `convert` would store them, also of those that cannot have the format and get another encoding. An element is
+        *clipped* where it lies beyond the least or the greatest value that the codes of its block can stand for, with
+        the scale (and minimum) the block has, by more than half the distance between that value and its neighbour; for
+        a plain float, beyond its range by the same measure. *Zeroed* where it becomes 0 and was not. Values that are
+        not finite leave the row of a block format without figures, and `note` counts them.
 
     Raises
     ------
     ValueRefusedError
-        A format or a glob that names nothing; weights that do not fit; with an executor, values that are in memory.
+        A format or a glob that names nothing; an argument of the wrong type; weights that do not fit; with an
+        executor, values that are in memory.
     OSError, ModelFileError
         As `open`.
     """
     if isinstance(model_or_tensor, (str, os.PathLike)):
         with open_model(model_or_tensor) as opened:
-            return quant_error(opened, formats, tensors, sample, weights=weights, executor=executor, progress=progress)
+            return quant_error(
+                opened, formats, tensors, sample, weights=weights, container=container, executor=executor,
+                progress=progress,
+            )  # fmt: skip
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
         raise ValueRefusedError(f"sample is {sample!r:.40}; a number of elements was expected")
+    if tensors is not None and not isinstance(tensors, str):
+        raise ValueRefusedError(f"tensors is {tensors!r:.40}; a pattern of names like 'blk.*' was expected")
+    if container not in (None, "gguf", "apsim"):
+        raise ValueRefusedError(f"container is {container!r:.40}; 'gguf' or 'apsim' was expected")
+    if formats is not None and not isinstance(formats, Iterable):
+        raise ValueRefusedError(f"formats is {formats!r:.40}; words like ['q8_0', 'q4_k'] were expected")
     words = FORMATS if formats is None else (formats,) if isinstance(formats, str) else tuple(formats)
-    wanted = list(dict.fromkeys(map(parse_format, words)))
+    into = container or ("gguf" if isinstance(model_or_tensor, ModelFile) and model_or_tensor.format == "gguf" else "")
+    wanted = list(dict.fromkeys(parse_format(word, into) for word in words))
     if not wanted:
         raise ValueRefusedError("no format was given")
     subjects, title = _subjects(model_or_tensor, tensors, weights or {})
@@ -153,6 +177,8 @@ def _subjects(x: Any, pattern: str | None, weights: Mapping[str, ArrayLike]) -> 
         title, leaves = x.path, {name: x[name] for name in x.columns.names if name not in aside}
     elif isinstance(x, Tensor):
         title, leaves = x.name, {x.name: x}
+    elif isinstance(x, (list, tuple)) and x and all(map(_is_number, x)):
+        raise ValueRefusedError(f"a {type(x).__name__} of numbers is no tensor; give numpy.array(…) of it")
     elif isinstance(x, (Mapping, list, tuple)):
         from ..tree_write import flatten
 
@@ -169,6 +195,13 @@ def _subjects(x: Any, pattern: str | None, weights: Mapping[str, ArrayLike]) -> 
     if unknown:
         raise ValueRefusedError(f"weights are given for {quote(unknown[0])}, which is no tensor here")
     return [_subject(name, leaf, weights.get(name)) for name, leaf in leaves.items()], title
+
+
+def _is_number(x: Any) -> bool:
+    """Whether it is a number or a nested sequence of numbers."""
+    if isinstance(x, (list, tuple)):
+        return bool(x) and all(map(_is_number, x))
+    return isinstance(x, (int, float, complex))
 
 
 def _subject(name: str, leaf: Any, weights: ArrayLike | None) -> Subject:
@@ -212,10 +245,17 @@ def _stored(subject: Subject, choice: Choice) -> int:
     return -(-numel * choice.encoding.block_bytes // choice.encoding.block_size)
 
 
+def _trial(subject: Subject, choice: Choice) -> tuple[Encoding, bool] | None:
+    """What is tried for a choice, also where it is not what was asked for; None for what is no float."""
+    if subject.source.encoding.kind not in ("float", "block", "scaled"):
+        return None
+    return choice.encoding, _unchanged(subject, choice)
+
+
 def _job(subject: Subject, wanted: list[Format], sample: int | None) -> Job:
-    choices = [(f, _choice(subject, f)) for f in wanted]
-    trials = tuple((f.encoding, _unchanged(subject, c)) for f, c in choices if _measured(f, c))
-    return Job(trials, subject.weights, sample)
+    """Each trial once: formats that a tensor cannot have often have the same encoding instead."""
+    trials = dict.fromkeys(_trial(subject, _choice(subject, f)) for f in wanted)
+    return Job(tuple(t for t in trials if t is not None), subject.weights, sample)
 
 
 def _rows(
@@ -229,7 +269,7 @@ def _rows(
     found: list[ErrorRow] = []
     with tqdm(total=total, unit="B", unit_scale=True, desc="quant_error", disable=not shown, leave=False) as bar:
         for i, sums in _all_sums(subjects, jobs, executor):
-            found += _rows_of(subjects[i], wanted, sums)
+            found += _rows_of(subjects[i], wanted, dict(zip(jobs[i].trials, sums, strict=True)))
             bar.update(subjects[i].nbytes if jobs[i].trials else 0)
     return found
 
@@ -263,27 +303,29 @@ def _spec(subject: Subject) -> Any:
     return spec_of(subject.tensor)
 
 
-def _rows_of(subject: Subject, wanted: list[Format], sums: list[ErrorSums]) -> list[ErrorRow]:
-    """The rows of a tensor; `sums` of the formats it can take."""
-    source, given = subject.source, iter(sums)
+def _rows_of(subject: Subject, wanted: list[Format], sums: Mapping[tuple[Encoding, bool], ErrorSums]) -> list[ErrorRow]:
+    """The rows of a tensor; `sums` of its trials."""
+    source = subject.source
     numel = prod(source.shape)
     out = []
     for fmt in wanted:
         choice = _choice(subject, fmt)
-        found = next(given) if _measured(fmt, choice) else None
-        note = _note(subject, fmt, choice, found)
-        out.append(ErrorRow(source.name, fmt.word, numel, found, _stored(subject, choice), note))
+        trial = _trial(subject, choice)
+        tried = None if trial is None else sums[trial]
+        found, instead = (tried, None) if _measured(fmt, choice) else (None, tried)
+        note = _note(subject, choice, found)
+        out.append(ErrorRow(source.name, fmt.word, numel, found, _stored(subject, choice), note, instead))
     return out
 
 
-def _note(subject: Subject, fmt: Format, choice: Choice, found: ErrorSums | None) -> str:
+def _note(subject: Subject, choice: Choice, found: ErrorSums | None) -> str:
     name = choice.encoding.name.lower()
     if found is None:
         stays = choice.encoding == subject.source.encoding
         reason = choice.reason or f"it is no float but {subject.source.encoding.name}"
         return f"convert {'keeps' if stays else 'stores'} it {'as' if stays else 'in'} {name}: {reason}"
     if found.nonfinite:
-        return f"{found.nonfinite} values are not finite, or not in {name}"
+        return f"{plural(found.nonfinite, 'value')} not finite, or too large for {name}"
     return f"is stored in {name}" if _unchanged(subject, choice) and choice.action == "kept" else ""
 
 

@@ -50,8 +50,8 @@ class ErrorSums:
     y_squares: float = 0.0
     max_abs: float = 0.0
     max_at: int = 0
-    zeroed: int = 0
-    clipped: int = 0
+    zeroed: float = 0
+    clipped: float = 0
     nonfinite: int = 0
     weighted: float = 0.0
     weights: float = 0.0
@@ -71,6 +71,23 @@ class ErrorSums:
             self.nonfinite + other.nonfinite,
             self.weighted + other.weighted,
             self.weights + other.weights,
+        )
+
+    def times(self, factor: float) -> ErrorSums:
+        """The sums of so many times as many pairs of the same kind: what a sample stands for."""
+        if factor == 1:
+            return self
+        sums = (self.squares, self.x_squares, self.y_squares)
+        return ErrorSums(
+            round(self.n * factor),
+            *(s * factor for s in sums),
+            self.max_abs,
+            self.max_at,
+            self.zeroed * factor,
+            self.clipped * factor,
+            round(self.nonfinite * factor),
+            self.weighted * factor,
+            self.weights * factor,
         )
 
     @property

@@ -1,7 +1,9 @@
 """`ErrorTable`: what `quant_error` found, a row for each tensor and format, and the totals of each format.
 
-Contract: a row without sums has NaN and says why in `note`; totals are the sums of the rows that have any, so that
-their mean squared error is that of all their elements together. `tests/test_error.py` enforces this.
+Contract: a row without sums has NaN and says why in `note`. Totals are of the model as `convert` writes it: size and
+error take in the same tensors, each as it is stored, so a tensor that cannot have the format counts with the encoding
+it gets instead. Each tensor counts by its number of elements, also where only a sample of it was measured.
+`tests/test_error.py` enforces this.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import ErrorDisplay
+from ..listing import plural
 from .error_sums import ErrorSums
 
 if TYPE_CHECKING:
@@ -23,8 +26,8 @@ COLUMNS = (
     "clipped", "bpw", "nbytes", "weighted_mse", "note",
 )  # fmt: skip
 TOTALS = (
-    "format", "tensors", "numel", "mse", "rmse", "rel_l2", "max_abs_error", "worst", "sqnr_db", "cosine", "zeroed",
-    "clipped", "bpw", "nbytes", "weighted_mse", "note",
+    "format", "tensors", "covered", "numel", "mse", "rmse", "rel_l2", "max_abs_error", "worst", "sqnr_db", "cosine",
+    "zeroed", "clipped", "bpw", "nbytes", "weighted_mse", "note",
 )  # fmt: skip
 
 
@@ -39,6 +42,8 @@ class ErrorRow(NamedTuple):
         None where there is no number.
     nbytes
         What `convert` would store, scales included.
+    instead
+        Where the tensor cannot have the format: the sums of the encoding that `convert` gives it; None for integers.
     """
 
     name: str
@@ -47,11 +52,18 @@ class ErrorRow(NamedTuple):
     sums: ErrorSums | None
     nbytes: int
     note: str
+    instead: ErrorSums | None = None
 
     @property
     def good(self) -> bool:
         """Whether there are numbers."""
         return self.sums is not None and not self.sums.nonfinite
+
+    @property
+    def stored(self) -> ErrorSums | None:
+        """The sums of the whole tensor as `convert` stores it, extrapolated from a sample; None for integers."""
+        found = self.instead if self.sums is None else self.sums
+        return found and found.times(self.numel / ((found.n + found.nonfinite) or 1))
 
 
 def _bpw(nbytes: int, numel: int) -> float:
@@ -121,22 +133,24 @@ class ErrorTable(ErrorDisplay):
 
     @staticmethod
     def _total(fmt: str, rows: list[ErrorRow]) -> dict[str, Any]:
-        total, worst, count, numel, bad = ErrorSums(), "", 0, 0, 0
+        total, worst, bad = ErrorSums(), "", 0
         for r in rows:
-            bad += r.sums is not None and not r.good
-            if r.sums is None or not r.good:
+            sums = r.stored
+            if sums is None or sums.nonfinite:
+                bad += sums is not None
                 continue
-            if not worst or r.sums.max_abs > total.max_abs:
+            if sums.n and sums.max_abs > total.max_abs:
                 worst = r.name
-            total, count, numel = total + r.sums, count + 1, numel + r.numel
+            total += sums
         nbytes, elements = sum(r.nbytes for r in rows), sum(r.numel for r in rows)
-        kept = len(rows) - count - bad
-        notes = [f"{kept} tensors not in this format"] * bool(kept)
-        notes += [f"{bad} tensors have values that are not finite"] * bool(bad)
+        taken = [r for r in rows if r.sums is not None]
+        notes = [f"{plural(len(rows) - len(taken), 'tensor')} not in it, counted as stored"] * (len(rows) > len(taken))
+        notes += [f"{plural(bad, 'tensor')} left out of the error: not finite, or too large for {fmt}"] * bool(bad)
         found = {
             "format": fmt,
-            "tensors": count,
-            "numel": numel,
+            "tensors": sum(r.good for r in taken),
+            "covered": sum(r.numel for r in taken) / elements if elements else nan,
+            "numel": total.n,
             **_figures(total),
             "worst": worst,
             "bpw": _bpw(nbytes, elements),
@@ -171,19 +185,32 @@ class ErrorTable(ErrorDisplay):
 
     @property
     def totals(self) -> pd.DataFrame:
-        """A row for each format: errors over all elements of the tensors that have one, sizes over all tensors."""
+        """A row for each format: size and error of all tensors, each as `convert` would store it (a new DataFrame).
+
+        As `frame`, and:
+
+        ============  ===============================================================================================
+        ``tensors``   how many take the format and have figures
+        ``covered``   the share of all elements whose tensors take the format; the others count with the error and the
+                      size of the encoding that they get instead
+        ``numel``     elements that the error is over: all but integers and tensors that `note` leaves out
+        ``worst``     the tensor with the greatest error; "" where there is no error
+        ============  ===============================================================================================
+        """
         from ..table import frame_of
 
         return frame_of([tuple(r.values()) for r in self.total_records()], TOTALS)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: plain values, None for what is not a number, ``"inf"`` where there is no error."""
+        """For JSON: plain values, None for what is not there, ``"inf"`` where there is no error."""
         return {
             "title": self.title,
             "sampled": self.sampled,
             "formats": list(self.formats),
             "totals": [{c: _plain(v) for c, v in r.items()} for r in self.total_records()],
-            "tensors": [{c: _plain(v) for c, v in r.items()} for r in self.records()],
+            "tensors": [
+                {c: None if c == "max_at" and v < 0 else _plain(v) for c, v in r.items()} for r in self.records()
+            ],
         }
 
 

@@ -77,7 +77,7 @@ def errors_of(
         for names, tensors in missing.items():
             table = quant_error(
                 {name: model[name] for name in tensors}, [n.lower() for n in names], sample=sample, executor=executor,
-                weights={n: columns[n] for n in tensors if n in columns}, progress=progress,
+                weights={n: columns[n] for n in tensors if n in columns}, container="apsim", progress=progress,
             )  # fmt: skip
             known |= _lookup(table, {m.name: m for m in menus})
     return [_errors(menu, known, scales.get(menu.name)) for menu in menus]
@@ -113,6 +113,7 @@ def _columns(menus: Sequence[Menu], weights: Imatrix | None) -> dict[str, NDArra
 def _lookup(table: ErrorTable, menus: Mapping[str, Menu]) -> dict[tuple[str, str], _Found]:
     """(Tensor, format in capitals) -> what the table says."""
     frame: Any = table.frame
+    other = {(r.name, r.format) for r in getattr(table, "rows", ()) if r.sums is None}  # stored otherwise there
     out = {}
     columns = ["name", "format", "numel", "mse", "weighted_mse", "sqnr_db"]
     for name, fmt, numel, mse, weighted, sqnr in frame[columns].itertuples(index=False, name=None):
@@ -120,7 +121,8 @@ def _lookup(table: ErrorTable, menus: Mapping[str, Menu]) -> dict[tuple[str, str
         if menu is None or int(numel) != menu.numel:
             what = "is not in the model" if menu is None else f"has {menu.numel} elements, not {numel}"
             raise ValueRefusedError(f"the errors are of another model: tensor {quote(str(name))} {what}")
-        out[name, str(fmt).upper()] = _Found(float(mse), float(weighted), float(sqnr))
+        if (name, fmt) not in other:
+            out[name, str(fmt).upper()] = _Found(float(mse), float(weighted), float(sqnr))
     return out
 
 
