@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,59 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert uses[1].reads == ("my model.gguf",)
     assert uses[2].reads == ("a.gguf", "b.gguf")
     assert (uses[5].reads, uses[5].writes) == (("a.gguf",), ("b.safetensors",))
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "name"),
+    [
+        ("%%time\nx = 1\nai.open('a')", 3, "open"),
+        ("%%capture out\n%apsi_verify a", 2, "%apsi_verify"),
+        ("%time m = ai.open('a')", 1, "open"),
+        ("x = 1\n%timeit -n 3 -r 1 ai.open('a')", 2, "open"),
+        ("%%time\n%%capture\nai.open('a')", 3, "open"),
+        ("!cd x && HOME=. apsi model verify a", 1, "apsi model verify"),
+        ("y = !apsi model verify a | head", 1, "apsi model verify"),
+        ("%%bash\ncd x\napsi model verify a", 1, "apsi model verify"),
+        ("%sx apsi model verify a", 1, "apsi model verify"),
+        ("%system python -m apsi_inspect a", 1, "python -m apsi_inspect"),
+        ("get_ipython().magic('apsi_info a')", 1, "%apsi_info"),
+    ],
+)
+def test_what_magics_run(tmp_path: Path, cell: str, line: int, name: str) -> None:
+    (use,) = ai.audit(cells(tmp_path / "n.ipynb", "import apsi_inspect as ai", cell)).uses
+    assert (use.cell, use.line, use.name) == (2, line, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("import apsi_inspect as ai\nx = ai\nx.open('a')", "open"),
+        ("from apsi_inspect import ops\nops.save.save_model('a', {})", "save_model"),
+        ("from apsi_inspect.ops import load\nload.load_model('a')", "load_model"),
+        ("import apsi_inspect as ai\nvars(ai)['open']('a')", "vars"),
+        ("import apsi_inspect as ai\nai.__dict__['open']('a')", "__dict__"),
+    ],
+)
+def test_ways_around(tmp_path: Path, text: str, name: str) -> None:
+    (use,) = ai.audit(written(tmp_path / "s.py", text)).uses
+    assert use.name == name
+
+
+@pytest.mark.parametrize("bad", ["def (", "if 1:\n    %apsi_info z\n  bad", "x = 1\n\\x"])
+def test_a_cell_that_is_no_python_hides_no_other(tmp_path: Path, bad: str) -> None:
+    path = cells(tmp_path / "n.ipynb", bad, "import apsi_inspect as ai\nai.open('a')")
+    for where in (path, tmp_path):
+        report = ai.audit(where)
+        assert [(u.cell, u.name) for u in report.uses] == [(2, "open")]
+        assert len(report.unread) == 1
+        assert "cell 1" in report.unread[0]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.py")
+    with pytest.raises(ModelFileError, match="regular"):
+        ai.audit(tmp_path / "a.py")
+    assert len(ai.audit(tmp_path).unread) == 1
 
 
 def test_a_folder(tmp_path: Path) -> None:

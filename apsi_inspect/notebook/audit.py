@@ -13,7 +13,9 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shlex
+import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Displayable
@@ -163,13 +165,14 @@ def audit(path: str | os.PathLike[str]) -> AuditReport:
     """
     name = os.fsdecode(path)
     if not os.path.isdir(name):
-        return AuditReport(name, tuple(_uses_in(name)), (name,), ())
+        broken: list[str] = []
+        return AuditReport(name, tuple(_uses_in(name, broken)), (name,), tuple(broken))
     uses: list[Use] = []
     files: list[str] = []
     unread: list[str] = []
     for file in _files_in(name):
         try:
-            uses += _uses_in(file)
+            uses += _uses_in(file, unread)
             files.append(file)
         except (ModelFileError, OSError) as exc:
             unread.append(str(exc))
@@ -182,8 +185,15 @@ def _files_in(folder: str) -> Iterator[str]:
         yield from (os.path.join(base, n) for n in sorted(names) if n.endswith(ENDINGS))
 
 
+def _regular(path: str) -> None:
+    """A pipe would wait for somebody who writes to it."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ModelFileError(path, "is no regular file; a script or a notebook was expected")
+
+
 def _text(path: str) -> str:
     check_read(path, local=True)
+    _regular(path)
     with open(path, "rb") as f:
         raw = f.read(_LIMIT + 1)
     if len(raw) > _LIMIT:
@@ -217,14 +227,21 @@ def notebook_cells(path: str) -> list[tuple[int, str]]:
         raise ValueRefusedError(f"{quote(path)} is no notebook: {brief(exc)}") from None
 
 
-def _uses_in(path: str) -> list[Use]:
+def _uses_in(path: str, broken: list[str]) -> list[Use]:
+    """The uses of a file; cells that are no Python are added to `broken`, and the others are read all the same."""
     if path.endswith(".ipynb"):
         try:
             cells = notebook_cells(path)
         except ValueRefusedError as exc:
             raise ModelFileError(path, "is no notebook", hint=str(exc)) from None
         names = _Names()
-        return [use for number, source in cells for use in _uses(path, number, _python(source), names)]
+        uses = []
+        for number, source in cells:
+            try:
+                uses += _uses(path, number, _python(source), names)
+            except ModelFileError as exc:
+                broken.append(str(exc))
+        return uses
     source = _text(path)
     return _uses(path, None, _python(source) if path.endswith(".ipy") else source, _Names())
 
@@ -233,7 +250,10 @@ def _python(source: str) -> str:
     """A cell with its magics and ``!`` lines as the calls that IPython makes of them."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    return TransformerManager().transform_cell(source)  # type: ignore[no-untyped-call]
+    try:
+        return TransformerManager().transform_cell(source)  # type: ignore[no-untyped-call]
+    except (SyntaxError, RecursionError):  # the parser says what is wrong with it
+        return source
 
 
 class _Names:
@@ -253,6 +273,10 @@ class _Names:
             for a in node.names:
                 known = FUNCTIONS if a.name == "*" else {a.name: None} if a.name in FUNCTIONS else {}
                 self.functions.update({(a.asname or n): n for n in known})
+                if not known and a.name.islower():  # a module: from apsi_inspect.ops import load
+                    self.packages.add(a.asname or a.name)
+        elif isinstance(node, ast.Assign) and self.is_package(node.value):  # x = ai
+            self.packages.update(t.id for t in node.targets if isinstance(t, ast.Name))
         elif isinstance(node, ast.Assign) and (name := self.function(node.value)):  # load = ai.load_model
             self.functions.update({t.id: name for t in node.targets if isinstance(t, ast.Name)})
 
@@ -289,7 +313,10 @@ def _uses(path: str, cell: int | None, source: str, names: _Names) -> list[Use]:
     found = []
     for node in nodes:
         if isinstance(node, ast.Call):
+            found += _inside(path, cell, node, names)
             use = _call(node, names)
+        elif isinstance(node, ast.Attribute) and node.attr == "__dict__" and names.is_package(node.value):
+            use = ("__dict__", "dynamic", (), ())
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inner:
             name = names.function(node)
             use = None if name is None else (name, FUNCTIONS[name].kind, (), ())
@@ -299,6 +326,54 @@ def _uses(path: str, cell: int | None, source: str, names: _Names) -> list[Use]:
             code = brief(" ".join((ast.get_source_segment(source, node) or "").split()), 120)
             found.append(Use(path, cell, node.lineno, *use, code))
     return found
+
+
+def _inside(path: str, cell: int | None, node: ast.Call, names: _Names) -> list[Use]:
+    """What a magic runs: Python (%time, %%capture, …), or a shell (%%bash, %sx, …)."""
+    function = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    texts = [_literal(a) or "" for a in node.args]
+    if function == "magic" and texts:  # of old: the name and the line in one text
+        function, texts = "run_line_magic", [*texts[0].lstrip("%").partition(" ")[::2]]
+    if function not in ("run_line_magic", "run_cell_magic") or not texts:
+        return []
+    code = " ".join(texts[-1].split("\n"))[:120] if len(texts) > 1 else ""
+    if texts[0] in _SHELL_MAGICS:
+        return [Use(path, cell, node.lineno, *c, brief(code, 120)) for t in texts[1:] for c in _commands(t)]
+    if function == "run_line_magic" and texts[0] in MAGICS and getattr(node.func, "attr", "") == "magic":
+        use = _magic(texts[0], texts[1:])
+        return [] if use is None else [Use(path, cell, node.lineno, *use, brief(code, 120))]
+    if texts[0] not in _CODE_MAGICS or len(texts) < 2:
+        return []
+    source = _OPTIONS.sub("", texts[1]) if function == "run_line_magic" else "\n".join(texts[2:])
+    inner = _uses(path, cell, _python(source), names)
+    first = node.lineno + (function == "run_cell_magic") - 1
+    return [use._replace(line=use.line + first) for use in inner]
+
+
+_CODE_MAGICS = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "debug")
+_SHELL_MAGICS = ("bash", "sh", "script", "system", "sx", "!", "!!", "cmd")
+_OPTIONS = re.compile(r"^(\s*-\w+(\s+[0-9.]+(?=\s))?)*\s*")
+
+
+def _commands(text: str) -> list[_Found]:
+    """The `apsi` commands of a piece of shell."""
+    found = []
+    for part in re.split(r"&&|\|\||[;|&\n]", text):
+        words = _split(part)
+        while words and (words[0] in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL)):
+            del words[0]
+        found += _command(words)
+    return found
+
+
+_BEFORE = ("sudo", "time", "nohup", "env", "exec", "(", "{", "then", "do", "!")
+
+
+def _command(words: list[str]) -> list[_Found]:
+    modules = words[:3:2] == ["-m", _PACKAGE] or words[1:3] == ["-m", _PACKAGE]
+    if not words or not (os.path.basename(words[0]) == "apsi" or modules):
+        return []
+    return [(" ".join(words[:3]), "shell", (), ())]
 
 
 _Found = tuple[str, str, tuple[str, ...], tuple[str, ...]]
@@ -317,6 +392,8 @@ def _call(node: ast.Call, names: _Names) -> _Found | None:
         return _magic(first, [t or "" for t in texts[1:]])
     if function in _SHELLS:
         return _shell(node)
+    if function == "vars" and node.args and names.is_package(node.args[0]):
+        return function, "dynamic", (), ()
     if function == "getattr" and node.args and names.is_package(node.args[0]):
         wanted = texts[1] if len(texts) > 1 else None
         if wanted is None or wanted in FUNCTIONS:
@@ -332,7 +409,7 @@ _SHELLS = ("system", "getoutput", "run", "call", "check_call", "check_output", "
 
 
 def _magic(name: str, texts: list[str]) -> _Found | None:
-    if name not in MAGICS:
+    if name not in MAGICS:  # (what %time and %%bash run: `_inside`)
         if name in ("load_ext", "reload_ext") and texts and texts[0].strip() == _PACKAGE:
             return f"%{name}", "load", (), ()
         return None
@@ -349,13 +426,10 @@ def _shell(node: ast.Call) -> _Found | None:
         return None
     given = node.args[0]
     if isinstance(given, ast.List | ast.Tuple):
-        words = [_literal(e) or "…" for e in given.elts]
+        found = _command([_literal(e) or "…" for e in given.elts])
     else:
-        words = _split(_literal(given) or "")
-    modules = words[:3:2] == ["-m", _PACKAGE] or words[1:3] == ["-m", _PACKAGE]
-    if not words or not (os.path.basename(words[0]) == "apsi" or modules):
-        return None
-    return " ".join(words[:3]), "shell", (), ()
+        found = _commands(_literal(given) or "")
+    return found[0] if found else None
 
 
 def _split(text: str) -> list[str]:
