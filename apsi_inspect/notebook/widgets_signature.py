@@ -67,7 +67,7 @@ class SignatureView(w.VBox):
             description="Secret",
             style=AUTO,
             placeholder=_EMPTY,
-            tooltip="a shared secret; it is used for one check and stored nowhere",
+            tooltip="a shared secret; it is used for one check and then dropped",
         )
         self.secret.on_msg(self._pressed)
         self.file = text(
@@ -142,7 +142,8 @@ def signature_widget(path: ModelFile | str | os.PathLike[str]) -> SignatureView:
 
     Notes
     -----
-    A secret that is typed is used for one check; neither the notebook nor the widget's state ever has it.
+    A secret that is typed is used for one check and then dropped; until the kernel has answered, the browser's model of
+    the field has it (`docs/threat-model.md`).
     """
     view: SignatureView = standing_alone(SignatureView(SignatureState(path)))
     return view
