@@ -198,3 +198,14 @@ def test_a_source_that_is_dropped_releases_its_descriptor(tmp_path: Path) -> Non
         FileSource(tmp_path / "missing")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_opened_anew_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"abcdef")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with FileSource("f", keep_open=False) as source:
+        monkeypatch.chdir(tmp_path / "other")
+        assert (source.name, source.read_at(1, 2), bytes(source.view(3, 3))) == ("f", b"bc", b"def")
