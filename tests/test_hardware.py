@@ -373,6 +373,11 @@ def test_html_and_text_say_the_same_and_escape() -> None:
         ({"parameters": True}, "parameters"),
         ({"parameters": "inf"}, "parameters"),
         ({"parameters": "9" * 400}, "parameters"),
+        ({"parameters": "999999999T"}, "'999999999T' is too large"),
+        ({"parameters": 10**18 + 1}, "too large"),
+        ({"encodings": "zip"}, "^encodings: "),
+        ({"layers": 2, "hidden": 100, "heads": 3}, "hidden is 100, no multiple of the 3 heads; head_dim says"),
+        ({"parameters": None, "model": {"w": np.zeros(3)}}, "model is a dict; a path or an opened model was expected"),
     ],
 )
 def test_absurd_arguments_name_themselves(values: dict[str, Any], word: str) -> None:
@@ -511,6 +516,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 5
     assert all(line.startswith("apsi: ") for line in errors)
+    for given, said in (
+        (["--device", "0GB"], "apsi: --device: size '0GB'"), (["--encodings", ","], "apsi: --encodings is empty"),
+        (["--kv-dtype", "zip"], "apsi: --kv-dtype 'zip'"), (["--shard", "0"], "apsi: --shard: size '0'"),
+        (["--layers", "2", "--hidden", "100", "--heads", "3"], "apsi: --hidden is 100"),
+    ):  # fmt: skip
+        assert main(["plan", "--parameters", "7B", *given]) == 2
+        assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_is_kept_and_what_is_of_an_apsim_is_said(tmp_path: Path) -> None:
+    save_file({"ids": np.arange(6), "mask": np.ones(4, np.int8)}, tmp_path / "ids.safetensors")
+    q8, fp8 = hardware_plan(tmp_path / "ids.safetensors", encodings=["q8_0", "fp8"]).weights
+    assert (q8.nbytes, q8.note) == (6 * 8 + 4, "not as asked: 1 × I64, 1 × I8")
+    assert fp8.note == "in an .apsim; not as asked: 1 × I64, 1 × I8"
+    notes = {w.encoding: w.note for w in hardware_plan(parameters="7B", encodings=["fp8", "int4", "q8_0"]).weights}
+    assert notes == {"fp8": "in an .apsim", "int4": "in an .apsim", "q8_0": ""}
+    cache = hardware_plan(parameters="7B", layers=2, hidden=100, heads=3, head_dim=33, context=10).cache[0]
+    assert cache.nbytes == 10 * 2 * 2 * 3 * 33 * 2
 
 
 def test_a_closed_gguf_with_long_arrays_is_bounded(tmp_path: Path) -> None:

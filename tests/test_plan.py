@@ -547,6 +547,15 @@ def test_values_that_no_format_holds(tmp_path: Path) -> None:
         plan(tmp_path / "m.safetensors", bpw=6, formats=["q8_0", "q4_0"])
     p = plan(tmp_path / "m.safetensors", bpw=20.25, formats=["q8_0", "q4_0"], keep=["a.weight"])
     assert [r.chosen for r in p.rows] == ["F32", "Q8_0"]
+    many = {f"{c}.weight": np.full((4, 32), np.nan, np.float32) for c in "abcdefg"}
+    save_file({**many, "h.weight": tensors["b.weight"]}, tmp_path / "many.safetensors")
+    with pytest.raises(ValueRefusedError, match=r"^7 tensors, 'a\.weight', .*'e\.weight' and 2 more: no format here"):
+        plan(tmp_path / "many.safetensors", bpw=6, formats=["q8_0", "q4_0"])
+
+
+def test_a_tree_is_to_be_saved_first() -> None:
+    with pytest.raises(ValueRefusedError, match="model is a dict; a path or an opened model was expected"):
+        plan({"w": np.zeros((4, 32), np.float32)}, bpw=6)  # type: ignore[arg-type]
 
 
 def test_a_sample_is_said() -> None:

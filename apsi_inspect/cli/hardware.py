@@ -18,6 +18,7 @@ _SHAPE = {
     "kv-lora-rank": "latent of MLA", "rope-dim": "rotary part of MLA's key",
     "sliding-window": "of all layers, in tokens",
 }  # fmt: skip
+_OTHERS = ("parameters", "encodings", "context", "batch", "kv-dtype", "overhead", "shard", "training")
 
 
 def add_parser(commands: Any) -> None:
@@ -56,12 +57,13 @@ def run(args: argparse.Namespace) -> int:
         plan = hardware_plan(
             args.path, parameters=args.parameters, config=args.config,
             **{name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in _SHAPE},
-            encodings=None if args.encodings is None else args.encodings.split(","),
+            encodings=None if args.encodings is None else _list(args.encodings),
             context=_numbers(args.context), batch=args.batch, kv_dtype=args.kv_dtype,
-            device_memory=args.device.split(","), overhead=args.overhead, shard=args.shard, training=args.training,
+            device_memory=_list(args.device) or [args.device], overhead=args.overhead, shard=args.shard,
+            training=args.training,
         )  # fmt: skip
     except ValueRefusedError as exc:
-        print(f"apsi: {exc}", file=sys.stderr)
+        print(f"apsi: {_by_option(str(exc))}", file=sys.stderr)
         return 2
     except (ApsiError, OSError) as exc:
         name = getattr(exc, "filename", None) or args.path or args.config or "apsi plan"
@@ -77,6 +79,18 @@ def run(args: argparse.Namespace) -> int:
 
     print(to_text(plan._parts(), width=width(), color=colour(sys.stdout)))
     return 0
+
+
+def _list(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _by_option(message: str) -> str:
+    """With the option that was typed where the message begins with the argument's name."""
+    name, space, rest = message.partition(" ")
+    word, colon = name.rstrip(":"), ":" * name.endswith(":")
+    options = {"device_memory": "device", **{n.replace("-", "_"): n for n in (*_SHAPE, *_OTHERS)}}
+    return f"--{options[word]}{colon}{space}{rest}" if word in options else message
 
 
 def _numbers(text: str) -> list[int]:

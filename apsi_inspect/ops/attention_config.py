@@ -220,9 +220,10 @@ class _Makers:
         if head_dim is not None:
             size = keys.whole(head_dim)
         else:
-            size = keys.whole(*HIDDEN) // keys.whole(*HEADS)
-            if not size:
-                raise keys.fail(HIDDEN[0], "is less than the number of heads")
+            size, rest = divmod(keys.whole(*HIDDEN), keys.whole(*HEADS))
+            if rest:  # also where it is less
+                what = f"is {keys.whole(*HIDDEN)}, no multiple of the {keys.whole(*HEADS)} heads"
+                raise keys.fail(keys.first(*HIDDEN) or HIDDEN[0], f"{what}; head_dim says their length")
         return heads_layer(kv_heads, size, keys.whole("v_head_dim", default=size), kind, window)
 
     def _sliding(self) -> Layer:

@@ -38,8 +38,8 @@ from .hardware_weights import (
     routed_of,
     training_rows,
 )
+from .open import as_path, source_of
 from .open import open as open_model
-from .open import source_of
 from .save import parse_size
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def hardware_plan(
         raise ValueRefusedError("model and parameters: give one of them")
     if isinstance(model, ModelFile):
         return _plan(model, asked)
-    with open_model(model) as opened:
+    with open_model(as_path(model)) as opened:
         return _plan(opened, asked)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..encodings import ENCODINGS
 from ..encodings.scaled import PACKING
 from ..errors import ValueRefusedError, quote
-from ..listing import packing, parameters, rows
+from ..listing import packing, parameters, plural, rows
 from .attention import Keys
 from .attention_config import HIDDEN, LAYERS, inner
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT = ("bf16", "fp8", "q8_0", "q6_k", "q4_k", "int4")
 STORED = "as stored"
 _UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MOST = 10**18
 _ROW = 4096  # elements of a row where the width of the model is not known
 _EXPERT = re.compile(r"\.experts(\.|$)|_exps(\.|$)")
 _STEP = ("moe_layer_freq", "decoder_sparse_step", "expert_layer_period", "interleave_moe_layer_step")
@@ -129,12 +130,18 @@ def of_model(model: ModelFile, word: str, limit: int) -> Weights:
     files = len(report.files) - (container != "gguf" and len(report.files) > 1)  # without the index
     others: dict[str, int] = {}
     for t in report.tensors:
-        if t.reason:
+        if t.reason or t.after != encoding.name:  # an integer tensor has no reason
             others[t.after] = others.get(t.after, 0) + 1
     note = "not as asked: " * bool(others) + ", ".join(f"{n} × {e}" for e, n in others.items())
+    note = "; ".join(filter(None, (_of_apsim(container), note)))
     bits = 8 * nbytes / elements if elements else 0.0
-    text = f"sum over {len(report.tensors)} tensors of blocks × bytes of a block"
+    text = f"sum over {plural(len(report.tensors), 'tensor')} of blocks × bytes of a block"
     return Weights(word, nbytes, bits, files, report.size_after, True, text, note)
+
+
+def _of_apsim(container: str) -> str:
+    """Said where the encoding is not one of GGUF, which is what others are in."""
+    return "in an .apsim" if container == "apsim" else ""
 
 
 def as_stored(model: ModelFile) -> Weights:
@@ -147,14 +154,14 @@ def as_stored(model: ModelFile) -> Weights:
 
 def estimated(count: int, word: str, hidden: int | None, limit: int) -> Weights:
     """Parameters × bits per weight / 8, as if every tensor took the encoding."""
-    _, encoding = encoding_of(word)
+    container, encoding = encoding_of(word)
     bits, text = encoding.bpw, f"{encoding.bpw:g}"
     if encoding.kind == "scaled" and encoding.name != "bf16":
         length = (hidden or _ROW) if encoding.bpw >= 8 else 32
         bits, text = encoding.bpw + 32 / length, f"({encoding.bpw:g} + 32 / {length})"
     nbytes = ceil(count * bits / 8)
     formula = f"{count} parameters × {text} bits / 8"
-    return Weights(word, nbytes, bits, ceil(nbytes / limit), None, False, formula)
+    return Weights(word, nbytes, bits, ceil(nbytes / limit), None, False, formula, _of_apsim(container))
 
 
 def count_of(model: ModelFile) -> int:
@@ -207,12 +214,15 @@ def routed_from(config: Mapping[str, Any], file: str | None) -> tuple[int, str]:
 
 def parse_count(value: Any) -> int:
     """``"70B"`` (10^9), ``"1.8T"``, ``"350M"`` or a number, of parameters."""
+    given = value
     if isinstance(value, str):
         found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmMbBgGtT]?)\s*", value)
         if found:
             value = round(float(found[1]) * _UNITS[found[2].upper()])
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**18:
-        raise ValueRefusedError(f"parameters {value!r:.40}: a number above 0 like '70B' was expected")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueRefusedError(f"parameters {given!r:.40}: a number above 0 like '70B' was expected")
+    if value > _MOST:
+        raise ValueRefusedError(f"parameters {given!r:.40} is too large; at most 1000000T (10^18) were expected")
     return value
 
 
@@ -220,7 +230,10 @@ def check_words(words: Sequence[str]) -> None:
     """Refuse what is no encoding before any work."""
     for word in words:
         if word != STORED:
-            encoding_of(word)
+            try:
+                encoding_of(word)
+            except ValueRefusedError as exc:
+                raise ValueRefusedError(f"encodings: {exc}") from None
 
 
 def bits_of(word: str) -> float:

@@ -101,6 +101,22 @@ def source_of(
     return FileSource(find_in_folder(name) if os.path.isdir(name) else name)
 
 
+def as_path(model: Any) -> str | os.PathLike[str]:
+    """A path as it is.
+
+    Raises
+    ------
+    ValueRefusedError
+        It is something else, such as a tree of arrays; the message says what to do.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return model
+    raise ValueRefusedError(
+        f"model is a {type(model).__name__}; a path or an opened model was expected (save arrays with save_model, open"
+        " the file)"
+    )
+
+
 def open_source(source: ByteSource, format: str | None = None) -> ModelFile:
     """Open what a `ByteSource` gives."""
     if format is not None:

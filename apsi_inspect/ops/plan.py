@@ -21,6 +21,7 @@ from ..listing import human_size
 from ..model import ModelFile
 from . import plan_choices
 from .imatrix import Imatrix, weights_of
+from .open import as_path
 from .open import open as open_model
 from .plan_choices import Menu
 from .plan_errors import Errors, errors_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "plan"]
 
+_NAMED = 5  # tensors that a message names
 _MAX_BPW = 1024  # beyond any encoding; a target in bytes has its own end
 
 
@@ -99,7 +101,7 @@ def plan(
         A file cannot be read.
     """
     if not isinstance(model, ModelFile):
-        with open_model(model) as opened:
+        with open_model(as_path(model)) as opened:
             return plan(
                 opened, target, bpw=bpw, formats=formats, keep=keep, weights=weights, errors=errors,
                 container=container, sample=sample, executor=executor, progress=progress,
@@ -184,12 +186,16 @@ def _range(items: Sequence[Item]) -> tuple[int, int]:
 def _items(menus: Sequence[Menu], found: Sequence[Errors]) -> tuple[list[Item], list[list[int]]]:
     """What there is to choose from, without the options that cannot hold the values; and their places in the menus."""
     items, uses = [], []
-    for menu, e in zip(menus, found, strict=True):
-        use = [i for i in range(len(menu.options)) if isfinite(e.errors[i])]
-        if not use:
-            raise ValueRefusedError(
-                f"tensor {quote(menu.name)}: no format here can hold its values (NaN or infinity?); name it in keep"
-            )
+    places = [[i for i in range(len(m.options)) if isfinite(e.errors[i])] for m, e in zip(menus, found, strict=True)]
+    none = [m.name for m, use in zip(menus, places, strict=True) if not use]
+    if none:
+        names = ", ".join(map(quote, none[:_NAMED])) + (f" and {len(none) - _NAMED} more" if none[_NAMED:] else "")
+        what = f"tensor {names}" if len(none) == 1 else f"{len(none)} tensors, {names}"
+        their, them = ("its", "it") if len(none) == 1 else ("their", "them")
+        raise ValueRefusedError(
+            f"{what}: no format here can hold {their} values (NaN or infinity?); name {them} in keep"
+        )
+    for menu, e, use in zip(menus, found, places, strict=True):
         items.append(Item(np.array([menu.options[i].nbytes for i in use], np.int64), e.errors[use]))
         uses.append(use)
     return items, uses
