@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,17 @@ def test_samples_are_safe(name: str, tmp_path: Path) -> None:
     assert report.complete
     assert report.ok
     assert report.raise_if_failed() is report
+
+
+def test_reading_imports_no_scheduler_and_no_units(tmp_path: Path) -> None:
+    """Among them tblib, which changes how every exception of the process is pickled."""
+    paths = samples.write(tmp_path)
+    code = (
+        "import sys\nimport apsi_inspect as ai\nfor path in sys.argv[1:]:\n    ai.scan(path)\n    ai.open(path)\n"
+        "print(sorted({'tblib', 'dask', 'distributed', 'pint', 'xarray'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
 
 
 SOUND = {

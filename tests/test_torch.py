@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import ipaddress
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterator
@@ -212,7 +213,7 @@ def test_objects_are_named_and_not_made(save: Save) -> None:
     state: dict[str, Any] = {"w": torch.ones(2), "args": argparse.Namespace(lr=0.5, layers=[1, 2])}
     state |= {"path": pathlib.PurePosixPath("a/b")}
     state |= {"device": torch.device("cuda:1"), "dtype": torch.float16}
-    state |= {"error": ValueError("no"), "complex": 1 + 2j}
+    state |= {"address": ipaddress.IPv4Address("127.0.0.1"), "complex": 1 + 2j}
     state |= {"scalar": np.float64(1.5), "array": np.arange(6, dtype=np.int16).reshape(2, 3), "set": {1, 2}}
     state |= {"default": collections.defaultdict(int, {"a": 1})}
     path = save(state)
@@ -221,10 +222,10 @@ def test_objects_are_named_and_not_made(save: Save) -> None:
         assert (m["args.lr"], m["args.layers"], m["path"]) == (0.5, [1, 2], "a/b")
         assert (m["device"], m["dtype"], m["scalar"]) == ("cuda:1", "torch.float16", 1.5)
         assert (m["set"], m["default.a"]) == ([1, 2], 1)
-        assert m["error"] == "<builtins.ValueError>"
+        assert m["address"] == "<ipaddress.IPv4Address>"
         assert np.array_equal(model["array"].numpy(), state["array"])
         said = "\n".join(f.message for f in model.findings)
-        assert "skipped: builtins.ValueError ×1" in said
+        assert "skipped: ipaddress.IPv4Address ×1" in said
         for name in ("argparse.Namespace ×1", "multiarray.scalar ×1", "_reconstruct ×1", "defaultdict ×1"):
             assert name in said
     with pytest.warns(UserWarning, match="skipped"):
