@@ -260,6 +260,34 @@ def test_error_against_size() -> None:
     assert front([("a", 1, 5), ("b", 2, 5), ("c", 3, 6)]) == [0, 2]
 
 
+def test_figures_of_nothing_say_so() -> None:
+    nan, none = np.full((2, 32), np.nan, np.float32), np.zeros((0, 32), np.float32)
+    for x, said in ((nan, "no finite values"), (none, "no values")):
+        for figure in (plots.value_histogram(x), plots.value_histogram(x, "f16"), plots.error_histogram(x, "f16")):
+            assert said in [t.get_text() for t in texts(figure)]
+            assert figure.alt.startswith("Histogram of")
+            assert figure.alt.endswith(f": {said}" + (", 64 not finite." if x.size else "."))
+            assert "nan" not in figure.alt
+            assert not steps(figure)
+            assert "<img" in figure._repr_html_()
+    for report in (ai.quant_error({"w": nan}, "q8_0"), table().iloc[:0]):
+        figure = plots.error_vs_size(report)
+        assert "no format has figures" in [t.get_text() for t in texts(figure)]
+        assert figure.alt.endswith("no format has figures.")
+        assert not figure.axes[0].lines
+
+
+def test_a_format_is_not_beaten_for_what_it_cannot_store(rng: np.random.Generator) -> None:
+    odd = rng.standard_normal((64, 288)).astype(np.float32)  # no row of whole blocks of 256: f16 instead
+    w = rng.standard_normal((8, 256)).astype(np.float32)
+    report = ai.quant_error({"w": w, "odd": odd}, ["q4_k", "q5_0"])
+    alone = {row["format"]: row["sqnr_db"] for _, row in report.frame.iterrows() if row["name"] == "w"}
+    assert alone["q4_k"] < alone["q5_0"]  # and it is larger, as most is in f16
+    [best] = plots.error_vs_size(report).axes[0].lines
+    np.testing.assert_allclose(best.get_xdata(), [5.5, (w.size * 4.5 + odd.size * 16) / (w.size + odd.size)])
+    assert "over all tensors as converted" in plots.error_vs_size(report).alt
+
+
 def test_the_map_of_layers() -> None:
     names = [f"blk.{i}.{p}.weight" for i in (0, 1, 10) for p in ("attn_q", "ffn_up")]
     names[-1] = "token_embd.weight"

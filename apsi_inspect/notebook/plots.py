@@ -33,6 +33,7 @@ from .plots_drawing import (
     Plot,
     bars,
     decibels,
+    empty,
     figure_html,
     g,
     labels,
@@ -79,6 +80,9 @@ def error_histogram(tensor: Any, format: str, *, bins: int = BINS) -> Plot:
     found, sums = errors(made, bins)
     title = f"{name_of(source.name or 'array')} as {made.encoding}"
     figure, ax = new(title, made.reason and f"asked for {format}: {made.reason}")
+    what = f"error: stored − value{unit_of(tensor)}", "number of values"
+    if not found.n:
+        return _without(figure, ax, what, f"the error of {title}", found.nonfinite)
     bars(ax, found.counts, found.edges)
     if sums.rmse:
         for sign in (-1, 1):
@@ -86,7 +90,7 @@ def error_histogram(tensor: Any, format: str, *, bins: int = BINS) -> Plot:
                 sign * sums.rmse, color=ORANGE, linewidth=1.2, linestyle="--", label="± RMSE" if sign > 0 else None
             )
         legend(ax, "upper left")
-    labels(ax, f"error: stored − value{unit_of(tensor)}", "number of values")
+    labels(ax, *what)
     said = f"RMSE {g(sums.rmse)}\ngreatest {g(sums.max_abs_error)}\nSQNR {decibels(sums.sqnr_db)}"
     note(ax, said)
     figure.alt = (
@@ -110,6 +114,8 @@ def value_histogram(tensor: Any, format: str | None = None, *, bins: int = BINS)
     found = histogram(lambda: values_of(source), bins, at_least=beyond)
     title = name_of(source.name) + (f", also as {made.encoding}" if made else f" ({source.encoding.name})")
     figure, ax = new(title, made.reason and f"asked for {format}: {made.reason}" if made else "")
+    if not found.n:
+        return _without(figure, ax, (f"value{unit_of(tensor)}", "number of values"), title, found.nonfinite)
     bars(ax, found.counts, found.edges, "values")
     more = ""
     if made is not None:
@@ -199,6 +205,15 @@ def code_utilisation(tensor: Any) -> Plot:
         f"Bars of how often the {title} occur: entropy {entropy:.2f} of {bits:.2f} bits, {unused} of {len(codes)} "
         f"codes unused, most frequent {g(codes[i])} with {share[i]:.2f} %."
     )
+    return figure
+
+
+def _without(figure: Plot, ax: Any, axes: tuple[str, str], what: str, nonfinite: int) -> Plot:
+    """A histogram of nothing, which says so."""
+    why = "no finite values" if nonfinite else "no values"
+    empty(ax, why)
+    labels(ax, *axes)
+    figure.alt = f"Histogram of {what}: {why}" + (f", {nonfinite} not finite." if nonfinite else ".")
     return figure
 
 

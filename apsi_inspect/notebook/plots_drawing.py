@@ -105,6 +105,14 @@ def note(ax: Axes, text: str) -> None:
     ax.text(0.99, 0.98, text, transform=ax.transAxes, ha="right", va="top", fontsize=SMALL, color=INK, parse_math=False)
 
 
+def empty(ax: Axes, text: str) -> None:
+    """Why there is nothing to see, in the middle of axes without numbers."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.minorticks_off()
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", fontsize=9, color=INK, parse_math=False)
+
+
 def name_of(name: str) -> str:
     return visible(name, 48) or "array"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ValueRefusedError, visible
-from .plots_drawing import BLUE, INK, ORANGE, SIZE, SMALL, Plot, decibels, drawable, g, labels, legend, new
+from .plots_drawing import BLUE, INK, ORANGE, SIZE, SMALL, Plot, decibels, drawable, empty, g, labels, legend, new
 from .plots_tables import Heat, front, heat, totals_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ METRICS = {
     "weighted_mse": ("weighted mean squared error", False),
 }  # fmt: skip
 
+_BITS, _DB = "bits per weight over all tensors, as converted", "SQNR (dB), more is better"
+
 
 def error_vs_size(errors: Any) -> Plot:
     """Error against size of the formats of a `quant_error` report; no other format beats those on the line in both.
@@ -40,6 +42,11 @@ def error_vs_size(errors: Any) -> Plot:
     """
     points = [p for p in totals_of(errors) if isfinite(p[1]) and p[1] > 0 and not np.isnan(p[2])]
     figure, ax = new("error and size of formats")
+    if not points:
+        empty(ax, "no format has figures")
+        labels(ax, _BITS, _DB)
+        figure.alt = "Scatter of formats, bits per weight and SQNR: no format has figures."
+        return figure
     finite = [db for _, _, db in points if isfinite(db)]
     top = max(finite, default=0.0) + 0.15 * (max(finite, default=1.0) - min(finite, default=0.0) or 1.0)
     shown = [(word, bits, db if isfinite(db) else top) for word, bits, db in points]
@@ -57,7 +64,7 @@ def error_vs_size(errors: Any) -> Plot:
         ax.annotate(drawable(word), (bits, db), (dx, dy), textcoords="offset points", ha=side, fontsize=SMALL,
                     color=INK, parse_math=False, arrowprops=_leader(dx, dy))  # fmt: skip
     legend(ax, "lower right")
-    labels(ax, "bits per weight over all tensors, as converted", "SQNR (dB), more is better")
+    labels(ax, _BITS, _DB)
     said = "; ".join(f"{visible(w, 40)} {bits:.2f} bits, {decibels(db)}" for w, bits, db in points)
     figure.alt = f"Scatter of {len(points)} formats, bits per weight and SQNR over all tensors as converted: {said}."
     return figure
