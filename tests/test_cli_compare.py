@@ -33,6 +33,18 @@ def test_json(threads: int) -> None:
     assert json.loads(done.stdout) == ai.compare(A, B).to_dict()
 
 
+def test_two_models_without_tensors_are_identical(tmp_path: Path) -> None:
+    for name, said in (("a", None), ("b", None), ("c", {"made": "later"})):
+        save_file({}, tmp_path / f"{name}.safetensors", said)
+    a, b, c = (tmp_path / f"{name}.safetensors" for name in "abc")
+    done = run("model", "compare", a, b, "--metadata")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Neither model has a tensor." in done.stdout
+    assert ai.compare(a, c).verdict == "identical"
+    assert run("model", "compare", a, c).returncode == 0
+    assert run("model", "compare", a, c, "--metadata").returncode == 1
+
+
 def test_exit_codes(tmp_path: Path) -> None:
     tensors = {k: np.array(v) for k, v in load_file(A).items()}
     tensors["core.in_proj.weight"][0, 0] += 1

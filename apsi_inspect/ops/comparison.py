@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Displayable
 from ..errors import visible
+from ..listing import plural
 from .error_sums import ErrorSums
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Comparison(Displayable):
     def verdict(self) -> str:
         """``"identical"``, ``"rounded"`` or ``"different"``."""
         counts = self.counts
-        if not self.tensors or any(counts[v] for v in VERDICTS[2:]):
+        if any(counts[v] for v in VERDICTS[2:]):
             return "different"
         return "rounded" if counts["quantization noise"] else "identical"
 
@@ -186,20 +187,23 @@ class Comparison(Displayable):
         """One sentence on the whole."""
         counts, n = self.counts, len(self.tensors)
         if not n:
-            return "neither model has a tensor to compare"
+            return "neither model has a tensor"
         if self.verdict == "identical":
             stored = all(t.same_bytes for t in self.tensors)
-            return f"all {n} tensors hold the same values" + (", stored in the same bytes" if stored else "")
+            head = "the only tensor holds" if n == 1 else f"all {n} tensors hold"
+            return f"{head} the same values" + (", stored in the same bytes" if stored else "")
         if self.verdict == "rounded":
             made = sorted({t.encoding_b for t in self.of("quantization noise")})
-            rest = f"; the other {counts['identical']} are identical" if counts["identical"] else ""
+            same, noise = counts["identical"], counts["quantization noise"]
+            rest = f"; the other {f'{same} are' if same > 1 else 'one is'} identical" if same else ""
             word = f"{made[0]} and others" if len(made) > 2 else " and ".join(made)
-            return f"{counts['quantization noise']} of {n} tensors differ by rounding alone (in B: {word}){rest}"
+            head = f"{noise} of {plural(n, 'tensor')} {'differs' if noise == 1 else 'differ'}"
+            return f"{head} by rounding alone (in B: {word}){rest}"
         words = [f"{counts[v]} {v}" for v in VERDICTS[2:4] if counts[v]]
         gone = self.of("missing")
         for letter, k in (("A", sum(t.a is None for t in gone)), ("B", sum(t.b is None for t in gone))):
             words += [f"{k} missing in {letter}"] if k else []
-        return f"of {n} tensors " + ", ".join(words)
+        return f"of {plural(n, 'tensor')} " + ", ".join(words)
 
     def of(self, verdict: str) -> list[Compared]:
         """The tensors of one verdict."""
