@@ -155,6 +155,6 @@ class ErrorDisplay(Displayable):
     __slots__ = ()
 
     def _parts(self) -> Any:
-        from .notebook.render_error import error_parts
+        from .notebook.render_error import WIDTH, error_parts
 
-        return error_parts(self)  # type: ignore[arg-type]
+        return error_parts(self, width=WIDTH)  # type: ignore[arg-type]

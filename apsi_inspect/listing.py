@@ -485,6 +485,6 @@ def one_line(model: ModelFile) -> str:
     t = totals(model)
     arch = f" {visible(model.architecture, 40)}" if model.architecture else ""
     return (
-        f"<ModelFile {quote(os.path.basename(model.path))}: {model.format}{arch}, {t.tensors} tensors, "
+        f"<ModelFile {quote(os.path.basename(model.path))}: {model.format}{arch}, {plural(t.tensors, 'tensor')}, "
         f"{human_count(t.parameters)} parameters, {t.bpw:.2f} bits per weight, {human_size(model.file_size)}>"
     )

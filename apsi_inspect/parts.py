@@ -2,8 +2,9 @@
 
 `to_text` and `to_html` carry the same facts. Every string is escaped where it is written out, whatever its part:
 control, bidi and zero-width characters become visible escapes, HTML is escaped, dollar signs and backslashes start no
-formula. What comes from a file is `Text(…, "code")` and never stands at the start of a line of text. The HTML needs no
-script, no network, no ids, and takes its colours from the page around it. Standard library only, and light.
+formula. What comes from a file is `Text(…, "code")`, never stands at the start of a line of text and is cut at 500
+characters. The HTML needs no script, no network, no ids, and takes its colours from the page around it. Standard
+library only, and light.
 `tests/test_parts.py` enforces the contract.
 """
 
@@ -140,6 +141,7 @@ SYMBOLS = {"good": "✓", "plain": "○", "warn": "▲", "bad": "✗"}
 _ANSI = {"good": "32", "plain": "2", "warn": "33", "bad": "31", "strong": "1", "muted": "2", "head": "2", "bar": "36"}
 _BAR = 24
 NARROW = 40  # a narrower cell loses its end, a wider one its middle
+LONGEST = 500  # characters of a `Text` from a file: its middle is left out
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -192,7 +194,7 @@ class _Writer:
             plain = visible(part)
             return plain, plain
         if isinstance(part, Text):
-            plain = visible(part.text)
+            plain = visible(part.text, LONGEST if part.style == "code" else None)
             return plain, self.paint(plain, part.style)
         if isinstance(part, Badge):
             head = f"{SYMBOLS[tone(part.state)]} {visible(part.state)}"

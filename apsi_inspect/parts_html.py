@@ -10,7 +10,7 @@ import os
 from functools import cache
 
 from .errors import visible
-from .parts import SYMBOLS, Badge, Bars, Details, Line, Pre, Stack, Strip, Table, Text, Tree, tone
+from .parts import LONGEST, SYMBOLS, Badge, Bars, Details, Line, Pre, Stack, Strip, Table, Text, Tree, tone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 # a formula does not start where its delimiter is an element of its own
 _PROSE = _HTML | {ord("$"): "<span>$</span>", ord("\\"): "<span>\\</span>"}
+# said in the elements too: a page that drops the style sheet keeps one or the other
+_LEFT, _RIGHT = ' align="left" style="text-align:left"', ' align="right"'
 _STYLES = {"muted": ('<span class="m">', "</span>"), "strong": ("<strong>", "</strong>"), "": ("", "")}
 
 
@@ -47,7 +49,7 @@ def escape(text: str) -> str:
 
 def code(text: str) -> str:
     """Text from a file; MathJax leaves ``<code>`` alone."""
-    return f"<code>{visible(text).translate(_HTML)}</code>"
+    return f"<code>{visible(text, LONGEST).translate(_HTML)}</code>"
 
 
 def inline(part: Inline) -> str:
@@ -76,7 +78,8 @@ def block(part: Part) -> str:
 
 
 def _strip(part: Strip) -> str:
-    kind = f' <span class="k">{inline(part.kind)}</span>' if part.kind else ""
+    mark = "q" if isinstance(part.kind, Badge) else "k"
+    kind = f' <span class="{mark}">{inline(part.kind)}</span>' if part.kind else ""
     chips = "\n".join(f"<div><dt>{escape(k)}</dt> <dd>{inline(v)}</dd></div>" for k, v in part.chips)
     return f'<div class="h"><strong>{inline(part.title)}</strong>{kind}</div><dl>{chips}</dl>'
 
@@ -90,8 +93,9 @@ def _tree(part: Tree) -> str:
 
 
 def _grid(part: Table | Tree, rows: Sequence[tuple[int, Sequence[Inline]]]) -> str:
-    marks = [' class="r"' if c.align == "right" else "" for c in part.columns]
-    head = "".join(f'<th scope="col"{m}>{escape(c.label)}</th>' for m, c in zip(marks, part.columns, strict=True))
+    heads = [' align="right"' if c.align == "right" else ' align="left"' for c in part.columns]
+    marks = [_RIGHT if c.align == "right" else ' class="e"' if c.elastic else "" for c in part.columns]
+    head = "".join(f'<th scope="col"{m}>{escape(c.label)}</th>' for m, c in zip(heads, part.columns, strict=True))
     head = f"<thead><tr>{head}</tr></thead>" if any(c.label for c in part.columns) else ""
     body = "\n".join(_row(marks, depth, row) for depth, row in rows)
     table = f"<table>{_caption(part.caption)}{head}<tbody>{body}</tbody></table>"
@@ -101,23 +105,23 @@ def _grid(part: Table | Tree, rows: Sequence[tuple[int, Sequence[Inline]]]) -> s
 def _row(marks: Sequence[str], depth: int, row: Sequence[Inline]) -> str:
     pad = f'<span class="i">{"&emsp;" * depth}</span>' if depth else ""
     cells = "".join(f"<td{m}>{inline(c)}</td>" for m, c in zip(marks[1:], row[1:], strict=True))
-    left = ' style="text-align:left"' if depth else ""  # keeps the indentation where the style sheet is dropped
-    return f'<tr><th scope="row"{marks[0]}{left}>{pad}{inline(row[0])}</th>{cells}</tr>'
+    mark = marks[0] if marks[0] == _RIGHT else _LEFT
+    return f'<tr><th scope="row"{mark}>{pad}{inline(row[0])}</th>{cells}</tr>'
 
 
 def _bars(part: Bars) -> str:
     rows = []
     for label, share, numbers in part.rows:
         width = f"{100 * min(max(share, 0.0), 1.0):.1f}"
-        cells = "".join(f'<td class="r">{inline(n)}</td>' for n in numbers)
+        cells = "".join(f"<td{_RIGHT}>{inline(n)}</td>" for n in numbers)
         bar = f'<td class="g"><div><div style="width:{width}%"></div></div></td>'
-        rows.append(f'<tr><th scope="row">{inline(label)}</th>{bar}{cells}</tr>')
+        rows.append(f'<tr><th scope="row"{_LEFT}>{inline(label)}</th>{bar}{cells}</tr>')
     table = f'<table class="bars">{_caption(part.caption)}<tbody>{"".join(rows)}</tbody></table>'
     return table + _more(part.more)
 
 
 def _caption(text: str) -> str:
-    return f"<caption>{escape(text)}</caption>" if text else ""
+    return f'<caption style="text-align:left">{escape(text)}</caption>' if text else ""
 
 
 def _more(text: str) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .model import Finding
 
 SCHEMA_VERSION = 1
+SHOWN = 100  # parts and findings, the worst first
 # From worst to best; the whole has the worst status of what counts.
 ORDER = ("damaged", "incomplete", "other-key", "unsigned", "not-checked", "intact", "authentic")
 
@@ -141,8 +142,11 @@ class Report(Displayable):
 
         chips = [("key", Text(self.key_id, "code"))] if self.key_id else []
         head = Strip(Text(self.path, "code"), Badge(self.status), [("format", self.format), *chips])
-        rows: list[list[Any]] = [[Text(p.name, "code"), Badge(p.status), p.message] for p in self.parts]
-        below: list[Any] = [Table([Column("part"), Column("status"), Column("", elastic=True)], rows)]
+        parts = self.parts if len(self.parts) <= SHOWN else sorted(self.parts, key=lambda p: ORDER.index(p.status))
+        rows: list[list[Any]] = [[Text(p.name, "code"), Badge(p.status), p.message] for p in parts[:SHOWN]]
+        more = f"{len(parts) - SHOWN} more, none of them worse: .parts has them all" if len(parts) > SHOWN else ""
+        columns = [Column("part"), Column("status"), Column("", elastic=True)]
+        below: list[Any] = [Table(columns, rows, more=more)]
         if self.damage:
             where: list[list[Any]] = [
                 [str(d.begin), str(d.end), Line([Text(quote(n), "code") for n in d.tensors[:5]]), Text(d.file, "code")]
@@ -152,5 +156,7 @@ class Report(Displayable):
             columns.append(Column("file"))
             more = f"{len(self.damage) - 20} more" if len(self.damage) > 20 else ""
             below.append(Table(columns, where, "Damaged bytes", more))
-        below += [Badge(f.severity, f.message) for f in self.findings]
+        below += [Badge(f.severity, f.message) for f in self.findings[:SHOWN]]
+        if len(self.findings) > SHOWN:
+            below.append(Text(f"… {len(self.findings) - SHOWN} more: .findings has them all", "muted"))
         return Stack([head, *below])

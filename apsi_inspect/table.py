@@ -16,7 +16,7 @@ import pandas as pd
 from .atomic import write_bytes
 from .display import TableDisplay
 from .errors import MissingPackageError, ValueRefusedError, quote, visible
-from .listing import Share, block_of, candidates, companions, glob, natural_key, packing
+from .listing import Share, block_of, candidates, companions, glob, natural_key, packing, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ class TensorTable(TableDisplay):
 
     def __repr__(self) -> str:
         n, parameters, nbytes = len(self), self.parameters, self.nbytes
-        return f"<TensorTable {quote(self.title)}: {n} tensors, {parameters} parameters, {nbytes} bytes>"
+        return f"<TensorTable {quote(self.title)}: {plural(n, 'tensor')}, {parameters} parameters, {nbytes} bytes>"
 
     @property
     def parameters(self) -> int:

@@ -141,6 +141,6 @@ def test_given_as_a_path_or_itself(tmp_path: Path) -> None:
     found = weights_of(path)
     assert isinstance(found, Imatrix)
     assert weights_of(found) is found
-    assert repr(found) == "<Imatrix of 1 tensors, 12 chunks>"
+    assert repr(found) == "<Imatrix of 1 tensor, 12 chunks>"
     with pytest.raises(ValueRefusedError, match="weights are list"):
         weights_of([1.0])  # type: ignore[arg-type]

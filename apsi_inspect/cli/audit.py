@@ -43,5 +43,5 @@ def run(args: argparse.Namespace) -> int:
         from ..parts import to_text
         from .terminal import colour, width
 
-        print(to_text(report._parts(), width=width(), color=colour(sys.stdout)))
+        print(to_text(report._parts(None), width=width(), color=colour(sys.stdout)))
     return 3 if report.unread else 0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Displayable
 from ..errors import ModelFileError, ValueRefusedError, brief, quote
+from ..listing import plural
 from ..permit import check_read
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 ENDINGS = (".py", ".ipynb", ".ipy")
+SHOWN = 100  # uses in a notebook
 _LIMIT = 64 << 20  # bytes of a script or notebook
 
 
@@ -114,15 +116,15 @@ class AuditReport(Displayable):
         }
 
     def __repr__(self) -> str:
-        return f"<AuditReport {quote(self.path)}: {len(self.uses)} uses in {len(self.files)} files>"
+        return f"<AuditReport {quote(self.path)}: {plural(len(self.uses), 'use')} in {plural(len(self.files), 'file')}>"
 
-    def _parts(self) -> Any:
+    def _parts(self, shown: int | None = SHOWN) -> Any:
+        """At most `shown` uses (None: all)."""
         from ..parts import Badge, Column, Line, Stack, Strip, Table, Text
 
         counts = [(f"{n} {kind}") for kind in _ORDER if (n := sum(u.kind == kind for u in self.uses))]
-        n = len(self.files)
-        chips = [("read", f"{n} file{'' if n == 1 else 's'}"), ("uses", ", ".join(counts) or "none")]
-        body: list[Any] = [Strip(Text(self.path, "code"), "", chips)]
+        chips = [("read", plural(len(self.files), "file")), ("uses", ", ".join(counts) or "none")]
+        body: list[Any] = [Strip(Text(self.path, "code"), "loading, saving and checking", chips)]
         rows = [
             [
                 Text(f"{u.file}:{u.line}" if u.cell is None else f"{u.file} [cell {u.cell}]:{u.line}", "code"),
@@ -131,13 +133,20 @@ class AuditReport(Displayable):
                 Line([Text(quote(p), "code") for p in u.reads]) if u.reads else "",
                 Line([Text(quote(p), "code") for p in u.writes]) if u.writes else "",
             ]
-            for u in self.uses
+            for u in self.uses[:shown]
         ]
         if rows:
             columns = [Column("where"), Column("kind"), Column("name"), Column("reads", "left", True), Column("writes")]
-            body.append(Table(columns, rows))
-        body += [Badge("warning", f"not read: {message}") for message in self.unread]
+            body.append(Table(columns, rows, more=_left(len(self.uses), shown, "use", "uses")))
+        body += [Badge("warning", f"not read: {message}") for message in self.unread[:shown]]
+        if left := _left(len(self.unread), shown, "file that could not be read", "files that could not be read"):
+            body.append(Text(f"… {left}", "muted"))
         return Stack(body)
+
+
+def _left(total: int, shown: int | None, one: str, many: str) -> str:
+    left = 0 if shown is None else total - shown
+    return f"{left} more {one if left == 1 else many}: .to_dict() and apsi audit have them all" if left > 0 else ""
 
 
 _ORDER = ("load", "check", "save", "sign", "convert", "shell", "dynamic")

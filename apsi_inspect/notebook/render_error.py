@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WORST = 12  # tensors
 MANY_FORMATS = 10  # columns of formats
+WIDTH = 140  # characters of a line that a notebook shows without scrolling
 _TEXT = ("format", "name", "worst", "note")
 # In this order
 _DROPPED = ("worst", "cosine", "clipped", "zeroed", "rmse", "covered", "note", "max_abs_error", "mse", "nbytes")

@@ -9,6 +9,7 @@ import os
 
 from ..errors import ApsiError, visible
 from ..listing import Row, human_count, human_size
+from ..listing import plural as plural
 from ..parts import Column, Line, Stack, Strip, Table, Text, cut
 
 TYPE_CHECKING = False
@@ -151,12 +152,9 @@ def grouped(n: int) -> str:
     return f"{n:,}".replace(",", " ")
 
 
-def plural(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def more_text(total: int, shown: int, what: str, how: str = "") -> str:
-    return f"{total - shown} more {what} not shown{how}" if total > shown else ""
+    left = total - shown
+    return f"{left} more {what.removesuffix('s') if left == 1 else what} not shown{how}" if left > 0 else ""
 
 
 def tensor_columns(listed: Sequence[Row]) -> list[tuple[Column, Sequence[Inline]]]:

@@ -68,7 +68,7 @@ class QuantErrorView(w.VBox):
 
     def _above(self) -> list[Any]:
         title = Panel(Text("Formats to try", "strong")).widget
-        self.totals.widget.layout.flex = "0 1 auto"
+        self.totals.widget.layout.flex = "1 1 500px"
         self.totals.widget.layout.margin = "2px 20px 2px 0"
         for made in self.boxes.values():
             made.layout.width = "84px"

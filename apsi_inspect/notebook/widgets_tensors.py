@@ -102,7 +102,8 @@ class TensorBrowser(w.VBox):
             info = self.state.model.info(int(node.members[0]))
             return f"{pad}  {node.label}", info.encoding.name, shape_text(info.shape), human_size(info.nbytes)
         size = human_size(self.state.nbytes(node.members))
-        return f"{pad}{'▾' if node.opened else '▸'} {node.label}", "", f"{grouped(len(node.members))} tensors", size
+        count = f"{grouped(len(node.members))} tensor{'s' * (len(node.members) != 1)}"
+        return f"{pad}{'▾' if node.opened else '▸'} {node.label}", "", count, size
 
     def _draw_toggle(self) -> None:
         self.toggle.layout.display = None if self.state.as_tree else "none"

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import quote
-from ..listing import companions, natural_key
+from ..listing import companions, natural_key, plural
 from ..model import Finding
 from .companion_scales import CODES
 from .hf_layouts import LEFT_OUT, MADE, Facts, Layout, facts_of, layout_of
@@ -106,7 +106,8 @@ def align(a: ModelFile, b: ModelFile) -> Alignment:
         for name, plain in hit.items():
             w.match(name, plain, "codes", side)
         if hit:
-            w.note("codes", f"{len(hit)} tensors of {w.word(side)} are codes with scales beside them: X{CODES} is X")
+            some = f"{plural(len(hit), 'tensor')} of {w.word(side)}"
+            w.note("codes", f"{some} matched as codes with scales beside them: X{CODES} is X")
     for side in (0, 1):
         facts = facts_of(w.models[side])
         if facts is not None and w.alone[side] and w.alone[1 - side]:
@@ -178,12 +179,12 @@ def _by_map(w: _Work, side: int, facts: Facts) -> None:
         if drop or add:
             w.note("prefix", _said(drop, add, w.word(other), len(hit)))
     if count:
-        w.note("map", f"{count} tensors are matched by gguf's name map of the architecture {quote(facts.arch)}")
+        w.note("map", f"{plural(count, 'tensor')} matched by gguf's name map of the architecture {quote(facts.arch)}")
 
 
 def _said(drop: str, add: str, model: str, count: int) -> str:
     what = f"without {quote(drop)}" if drop else f"with {quote(add)} before them"
-    return f"{count} names of {model} are matched {what}"
+    return f"{plural(count, 'name')} of {model} matched {what}"
 
 
 def _by_prefix(w: _Work) -> None:

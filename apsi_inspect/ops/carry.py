@@ -272,7 +272,8 @@ def to_gguf(c: Carried, architecture: str | None) -> tuple[Typed, list[KeyChange
         keys["general.architecture"] = Value("STRING", architecture)
     if c.loose:
         keys[METADATA] = Value("STRING", compact(mark(c.loose)))
-        changes.append(KeyChange(METADATA, "renamed", f"holds {len(c.loose)} entries as JSON"))
+        entries = "1 entry" if len(c.loose) == 1 else f"{len(c.loose)} entries"
+        changes.append(KeyChange(METADATA, "renamed", f"holds {entries} as JSON"))
     return list(keys.items()), changes
 
 

@@ -142,7 +142,9 @@ class ConversionReport(Displayable):
             chips.append(("files", str(len(self.files))))
         kind = f"{self.format}, {'dry run: nothing is written' if self.dry_run else 'written'}"
         parts: list[Part] = [Strip(Text(self.path, "code"), kind, chips)]
-        parts += [Badge(f.severity, f.message) for f in self.findings]
+        parts += [Badge(f.severity, f.message) for f in self.findings[: 5 * SHOWN]]
+        if len(self.findings) > 5 * SHOWN:
+            parts.append(Text(f"… {len(self.findings) - 5 * SHOWN} more: .findings has them all", "muted"))
         groups: dict[tuple[str, str, str, str], list[TensorChange]] = {}
         for t in self.tensors:
             groups.setdefault((t.before, t.after, t.action, t.reason), []).append(t)

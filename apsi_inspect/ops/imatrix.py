@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelFileError, ValueRefusedError, quote
+from ..listing import plural
 from ..source import FileSource
 from .open import open as open_model
 
@@ -80,7 +81,7 @@ class Imatrix:
         return found.reshape(-1, row)
 
     def __repr__(self) -> str:
-        return f"<Imatrix of {len(self.weights)} tensors, {self.chunks} chunks>"
+        return f"<Imatrix of {plural(len(self.weights), 'tensor')}, {plural(self.chunks, 'chunk')}>"
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:

@@ -91,7 +91,7 @@ def _uniform(plan: Plan) -> Table:
             Text(u.format, "code"),
             human_size(u.nbytes),
             number(u.error),
-            f"{u.error / plan.error:.3f} ×" if plan.error else "",
+            f"{number(u.error / plan.error)} ×" if plan.error else "",
             "" if u.fits else "above the target",
         ]
         for u in sorted(plan.uniform, key=lambda u: (-u.nbytes, u.error))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Displayable
 from ..errors import ValueRefusedError, quote, visible
-from ..listing import human_size
+from ..listing import human_size, plural
 from .targets import choose, parse_dtype
 
 if TYPE_CHECKING:
@@ -259,7 +259,8 @@ class Plan(Displayable):
 
     def __repr__(self) -> str:
         size = f"{human_size(self.nbytes)} ({self.bpw:.3f} bits per weight)"
-        return f"<Plan for {visible(self.path, 80)}: {len(self.rows)} tensors, {size}, SQNR {decibels(self.sqnr_db)}>"
+        rows = plural(len(self.rows), "tensor")
+        return f"<Plan for {visible(self.path, 80)}: {rows}, {size}, SQNR {decibels(self.sqnr_db)}>"
 
     def _parts(self) -> Any:
         from .plan_parts import plan_parts

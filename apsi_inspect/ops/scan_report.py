@@ -108,17 +108,19 @@ class ScanReport(Displayable):
         return f"<ScanReport {visible(self.path, 80)}: {self.verdict}>"
 
     def _parts(self) -> Any:
+        from ..listing import plural
         from ..parts import Badge, Column, Details, Stack, Strip, Table, Text
 
         head = Strip(Text(visible(self.path, 80), "code"), Badge(self.verdict), [("read", self.coverage)])
         below: list[Any] = [Text(visible(self.reason, 300))] if self.ok or not self.findings else []
         below += [Badge(f.severity, visible(f.message, 300)) for f in self.findings[:20]]
         if len(self.findings) > 20:
-            below.append(Text(f"… {len(self.findings) - 20} more findings", "muted"))
+            below.append(Text(f"… {plural(len(self.findings) - 20, 'more finding')}", "muted"))
         if self.globals:
             shown = self.globals[:100]
             rows: list[Any] = [[Text(visible(n.path, 120), "code"), n.verdict, str(n.count)] for n in shown]
-            table = Table([Column("name", elastic=True), Column("verdict"), Column("times", "right")], rows)
+            more = f"{len(self.globals) - 100} more: .globals has them all" if len(self.globals) > 100 else ""
+            table = Table([Column("name", elastic=True), Column("verdict"), Column("times", "right")], rows, more=more)
             below.append(Details(f"Names that pickles ask for ({len(self.globals)})", table, self.verdict != "safe"))
         return Stack([head, *below])
 

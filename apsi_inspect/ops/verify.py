@@ -17,6 +17,7 @@ from ..formats import apsim, safetensors, sharded
 from ..formats.apsim_write import index_sha256
 from ..formats.base import open_beside
 from ..integrity import check, signing
+from ..listing import plural
 from ..reports import ORDER, Part, Report
 from .open import find_in_folder, open_source, source_of
 
@@ -162,7 +163,7 @@ def verify_model(source: ByteSource, model: ModelFile, options: Options) -> Repo
     step = _stepper(options, _work(claims, options))
     result = _judge(source, claims, options, digests_of([(source, claims)], options, step))
     signature = signature_part(options.key, claims.signature, [claims.signed], None)
-    structure = Part("structure", "intact", f"{len(model)} tensors, {model.file_size} bytes")
+    structure = Part("structure", "intact", f"{plural(len(model), 'tensor')}, {model.file_size} bytes")
     parts = (structure, *result.parts, signature)
     return _report(model.path, parts, result.damage, model.findings, claims.signature, options)
 
@@ -172,7 +173,7 @@ def _without_digests(model: ModelFile, options: Options) -> Report:
         reason = "has the digests of an .apsim file, but not its mark (format: apsi-model): it was changed"
         part = Part("structure", "damaged", reason)
         return Report(model.path, "safetensors", "damaged", (part,), (), model.findings, None, options.key is not None)
-    structure = Part("structure", "intact", f"{len(model)} tensors, {model.file_size} bytes")
+    structure = Part("structure", "intact", f"{plural(len(model), 'tensor')}, {model.file_size} bytes")
     reason = f"{model.format} files carry no digests; save as .apsim to have them"
     status = "unsigned" if options.key is not None else "not-checked"
     parts = (structure, Part("data", "not-checked", reason), Part("signature", status, reason))
@@ -239,7 +240,7 @@ def _judge(source: ByteSource, claims: Claims, options: Options, digests: Digest
     table = table_part(claims)
     bad = digests.bad_chunks(source, claims)
     damage = check.damage_of(source, claims, bad)
-    data = Part("data", "intact", f"{claims.size} bytes in {len(claims.chunks)} chunks")
+    data = Part("data", "intact", f"{claims.size} bytes in {plural(len(claims.chunks), 'chunk')}")
     if bad:
         names = list(dict.fromkeys(n for d in damage for n in d.tensors))
         data = Part("data", "damaged", f"{len(bad)} of {len(claims.chunks)} chunks differ: {check.name_some(names)}")
@@ -265,13 +266,14 @@ def table_part(claims: Claims) -> Part:
     if fits is None:
         return Part("table", "not-checked", "shares one digest with the data")
     if fits:
-        return Part("table", "intact", f"{len(claims.spans)} tensors")
+        return Part("table", "intact", plural(len(claims.spans), "tensor"))
     return Part("table", "damaged", "the tensor table or the list of chunk digests was changed (root differs)")
 
 
 def _by_stream(claims: Claims, holds: bool) -> tuple[Part, Part]:
     if holds:
-        return Part("table", "intact", f"{len(claims.spans)} tensors"), Part("data", "intact", f"{claims.size} bytes")
+        table = Part("table", "intact", plural(len(claims.spans), "tensor"))
+        return table, Part("data", "intact", f"{claims.size} bytes")
     return (
         Part("table", "not-checked", "shares one digest with the data, which differs"),
         Part("data", "damaged", "the data or the tensor table was changed (sha256 differs)"),
@@ -367,7 +369,7 @@ def _structure(source: ByteSource, model: ModelFile | None) -> Part:
         model = sharded.read(source) if model is None else model
     except ModelFileError as exc:
         return Part("structure", "damaged", f"{exc.where}: {exc.reason}" if exc.where else exc.reason)
-    return Part("structure", "intact", f"{len(model)} tensors, {model.file_size} bytes")
+    return Part("structure", "intact", f"{plural(len(model), 'tensor')}, {model.file_size} bytes")
 
 
 def _findings(source: ByteSource, model: ModelFile | None) -> tuple[Any, ...]:
@@ -421,4 +423,4 @@ def _check_shard(shard: _Shard, options: Options, digests: Digests) -> tuple[Par
     worst = min(result.parts, key=lambda p: ORDER.index(p.status))
     if worst.status == "damaged":
         return Part(shard.name, "damaged", f"{worst.name}: {worst.message}"), result.damage
-    return Part(shard.name, "intact", f"{len(shard.claims.spans)} tensors, {shard.claims.size} bytes"), []
+    return Part(shard.name, "intact", f"{plural(len(shard.claims.spans), 'tensor')}, {shard.claims.size} bytes"), []
