@@ -86,7 +86,9 @@ class FileSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = True, mmap: bool = True) -> None:
-        self.name = self._path = os.fsdecode(path)
+        self.name = os.fsdecode(path)
+        # where to open it anew, when the working folder may be another one; `..` after a link is the system's to follow
+        self.place = self.name if os.path.isabs(self.name) else os.path.join(os.getcwd(), self.name)
         self._fd = -1
         self._map: mmap_module.mmap | None = None
         self._use_map = mmap
@@ -98,7 +100,6 @@ class FileSource:
             self._fd = fd
         else:
             os.close(fd)
-            self._path = os.path.abspath(self.name)  # the working folder may be another one when it is opened anew
 
     def _allowed(self) -> None:
         check_read(self.name, local=True)
@@ -108,7 +109,7 @@ class FileSource:
             raise ModelFileError(self.name, "is closed", hint="open it again, or read the values inside the with block")
         # O_NONBLOCK: opening a pipe must not wait for a writer; it changes nothing for a regular file.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        fd = os.open(self._path, flags)
+        fd = os.open(self.name if self._stamp is None else self.place, flags)
         try:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):

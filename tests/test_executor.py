@@ -312,8 +312,9 @@ def alive(group: int) -> bool:
 class TestCommand:
     def test_the_same_output(self, tmp_path: Path) -> None:
         path = checkpoint(tmp_path, tensors=1)
-        for verb in ("verify", "stats"):
-            there, here = apsi("model", verb, path, "--json", "--workers", 2), apsi("model", verb, path, "--json")
+        for words in (["verify", path], ["stats", path], ["quantize-error", path], ["compare", path, path]):
+            here = apsi("model", *words, "--json")
+            there = apsi("model", *words, "--json", "--workers", 2)
             assert (there.stdout, there.stderr, there.returncode) == (here.stdout, "", here.returncode)
 
     def test_convert(self, tmp_path: Path) -> None:
@@ -385,3 +386,14 @@ class TestRemote:
                 with pytest.raises(ModelFileError, match="has changed") as caught:
                     ai.stats(model, executor=processes)
             assert "secret" not in str(caught.value)
+
+
+def test_the_working_folder_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = test_tasks.gguf(tmp_path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with ai.open(os.path.basename(path)) as model:
+        here = ai.stats(model)
+        monkeypatch.chdir(tmp_path / "other")
+        with ThreadPoolExecutor(1) as executor:
+            assert ai.stats(model, executor=executor).frame.equals(here.frame)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from .workers import add_worker_arguments, executor_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +39,7 @@ def add_parser(verbs: Any) -> None:
     )
     group.add_argument("--no-metadata", action="store_true", dest="plain", help="do not show metadata that differs")
     p.add_argument("--threads", type=int, metavar="N", help="default: one a core, at most 8")
+    add_worker_arguments(p)
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
     p.set_defaults(run=run)
 
@@ -53,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         print("apsi: --threads: at least 1", file=sys.stderr)
         return 2
     try:
-        with ThreadPoolExecutor(count) as executor:
+        with ThreadPoolExecutor(count) as threads, executor_of(args) as workers:
+            executor = threads if workers is None else workers
             progress = None if sys.stderr.isatty() else False
             found = compare(args.a, args.b, tensors=args.tensors, executor=executor, progress=progress)
     except ValueRefusedError as exc:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .workers import add_worker_arguments, executor_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +25,7 @@ def add_parser(verbs: Any) -> None:
     p.add_argument("--sample", metavar="N", type=int, help="measure only about N elements of each tensor")
     p.add_argument("--sort", metavar="COLUMN", help="list every row by a column: mse, sqnr_db …; -mse descends")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    add_worker_arguments(p)
     p.set_defaults(run=run)
 
 
@@ -39,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueRefusedError(f"--sort: no column {sort.lstrip('-')!r}; there are {', '.join(COLUMNS)}")
         formats = None if args.formats is None else [f.strip() for f in args.formats.split(",") if f.strip()]
         progress = None if sys.stderr.isatty() else False
-        table = quant_error(args.path, formats, args.tensors, args.sample, progress=progress)
+        with executor_of(args) as executor:
+            table = quant_error(args.path, formats, args.tensors, args.sample, executor=executor, progress=progress)
     except ValueRefusedError as exc:
         print(f"apsi: {exc}", file=sys.stderr)
         return 2

@@ -157,7 +157,7 @@ def source_spec(source: ByteSource) -> SourceSpec:
         )
     if url is not None:
         return SourceSpec(url, tuple(stamp), tuple(sorted((getattr(source, "storage_options", None) or {}).items())))
-    return SourceSpec(os.path.abspath(source.name), tuple(stamp))
+    return SourceSpec(getattr(source, "place", source.name), tuple(stamp))
 
 
 def source_of(spec: SourceSpec) -> ByteSource:
