@@ -2,8 +2,8 @@
 
 Contract: each gives the row-major bytes of one tensor (or one unpacked member) under the same offsets as if they began
 at `offset` of the file, so that every reader of `Tensor.source` works as it does on a plain one. Memory is what is
-asked for, at most `MAX_EXPANDED` where the tensor is larger than what is stored. NumPy is imported on use.
-`tests/test_relaid.py` enforces this.
+asked for, at most `MAX_EXPANDED` where the tensor is larger than what is stored; `INFLATED_LIMITS` bound what is
+unpacked. NumPy is imported on use. `tests/test_relaid.py` and `tests/test_torch.py` enforce this.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..source import ByteSource
 
 MAX_EXPANDED = 1 << 30
+# Unpacked bytes from which on deflated members may have at most so many times their packed size. Weights
+# seldom shrink to less than a half; only what is the same all over shrinks like this.
+INFLATED_LIMITS = ((64 << 20, 200), (MAX_EXPANDED, 16))
 
 
 class Relaid:
@@ -127,24 +130,39 @@ def _transformed(part: Any, dtype: str, conj: bool, neg: bool) -> Any:
 class InflatedSource(Relaid):
     """A deflated member of a ZIP archive, unpacked when it is read; one at a time is kept.
 
-    Its offsets begin at the member's place in the file.
+    Its offsets begin at the member's place in the file. `packed`, `unpacked`: sizes of all deflated members that may be
+    read from this archive, whose sum is limited as well as each of them.
     """
 
-    def __init__(self, base: ByteSource, member: Member) -> None:
+    def __init__(self, base: ByteSource, member: Member, packed: int = 0, unpacked: int = 0) -> None:
         super().__init__(base.name, member.offset, member.size)
         self.base, self.member = base, member
-        self._data: bytes | None = None
+        self.total = packed, unpacked
+        self._data: memoryview | None = None
 
     def _make(self, begin: int, nbytes: int) -> memoryview:
         data = self._data
         if data is None:
+            self._check(self.member.packed, self.member.size, "")
+            self._check(*self.total, " with the other deflated members")
             packed = self.base.view(self.member.offset, self.member.packed)
             data = inflate(packed, self.member.size, self.name, self.member.name)
             global _kept
             if _kept is not None:
                 _kept._data = None
             self._data, _kept = data, self
-        return memoryview(data)[begin : begin + nbytes]
+        return data[begin : begin + nbytes]
+
+    def _check(self, packed: int, size: int, what: str) -> None:
+        """Refuse a decompression bomb before any of it is unpacked."""
+        for least, ratio in INFLATED_LIMITS:
+            if size > least and size > ratio * packed:
+                raise ModelFileError(
+                    self.name,
+                    f"ZIP member {quote(self.member.name)}{what} unpacks from {packed} bytes to {size}; above {least} "
+                    f"bytes at most {ratio} times the packed size is read (a decompression bomb?)",
+                    hint="if you trust the file, pack it anew without compression",
+                )
 
 
 _kept: InflatedSource | None = None

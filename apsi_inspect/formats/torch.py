@@ -197,6 +197,8 @@ def byte_order_of(source: ByteSource, archive: Archive) -> str:
 def storages_of(source: ByteSource, archive: Archive) -> Any:
     """A function from a storage's key to where its bytes are."""
     inflated: dict[str, ByteSource] = {}
+    deflated = [m for n, m in archive.members.items() if n.startswith("data/") and m.method != STORED]
+    packed, unpacked = sum(m.packed for m in deflated), sum(m.size for m in deflated)
 
     def find(key: str) -> Place | None:
         member = archive.members.get(f"data/{key}")
@@ -207,7 +209,7 @@ def storages_of(source: ByteSource, archive: Archive) -> Any:
         from .relaid import InflatedSource
 
         if key not in inflated:
-            inflated[key] = InflatedSource(source, member)
+            inflated[key] = InflatedSource(source, member, packed, unpacked)
         return Place(inflated[key], member.offset, member.size, f"data/{key}")
 
     return find

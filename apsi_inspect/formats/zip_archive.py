@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_DIRECTORY = 128 << 20
 _RATIO = 1032  # deflate cannot shrink more than this
+_STEP = 1 << 16  # packed bytes that are unpacked at once
 STORED, DEFLATED = 0, 8
 
 
@@ -188,18 +189,29 @@ def read_small(source: ByteSource, member: Member, limit: int) -> bytes:
     raw = source.read_at(member.offset, member.packed)
     if member.method == STORED:
         return raw
-    return inflate(raw, member.size, source.name, member.name)
+    return bytes(inflate(raw, member.size, source.name, member.name))
 
 
-def inflate(raw: bytes | memoryview, size: int, file: str, name: str) -> bytes:
-    """Unpack deflated bytes that must give exactly `size` bytes; never more are made."""
+def inflate(raw: bytes | memoryview, size: int, file: str, name: str) -> memoryview:
+    """Unpack deflated bytes that must give exactly `size` bytes, into one buffer; never more are made."""
     import zlib
 
     z = zlib.decompressobj(-15)
+    out = bytearray(size)
+    filled = at = 0
+    tail = b""
     try:
-        data = z.decompress(raw, size + 1)
+        while not z.eof and filled <= size:
+            if not tail:
+                tail, at = bytes(raw[at : at + _STEP]), at + _STEP
+            part = z.decompress(tail, 16 * _STEP)
+            if not part and not tail:  # truncated
+                break
+            tail = z.unconsumed_tail
+            out[filled : filled + len(part)] = part[: size - filled]
+            filled += len(part)
     except zlib.error as exc:
         raise ModelFileError(file, f"ZIP member {quote(name)} is damaged: {exc}") from None
-    if len(data) != size or not z.eof:
+    if filled != size or not z.eof:
         raise ModelFileError(file, f"ZIP member {quote(name)} does not unpack to its size of {size} bytes (mismatch)")
-    return data
+    return memoryview(out).toreadonly()
