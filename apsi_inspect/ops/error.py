@@ -3,7 +3,8 @@
 Contract: each piece of a tensor is read once and tried in all formats while it is in the cache; the values it is
 compared with are those of a converted file, bit for bit. Memory stays bounded by a few pieces a thread, and the figures
 do not depend on how many threads or which executor there are. What `convert` would not store in the format gets no
-figure but a note. `tests/test_error.py` compares with gguf's and ml_dtypes' own quantizers in float64.
+figure but a note, and the error of what it gets instead counts in the totals. `tests/test_error.py` compares with
+gguf's and ml_dtypes' own quantizers in float64.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..encodings.run import MAX_THREADS
-from ..errors import ModelFileError, ValueRefusedError, quote
+from ..errors import ValueRefusedError, quote
 from ..kernels.error import COLUMNS
-from ..listing import glob, plural
-from ..model import ModelFile, Tensor
+from ..listing import plural
+from ..model import ModelFile
 from .error_pieces import Job, measure, measure_spec, pieces
+from .error_subjects import Subject, subjects_of
 from .error_sums import ErrorSums, from_rows
 from .error_table import ErrorRow, ErrorTable
-from .gguf import to_input
-from .leaves import identity
 from .open import open as open_model
 from .recode import ScaledMaker
 from .targets import Choice, choose, menu_of, parse_dtype
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from ..encodings import Encoding
-    from .inputs import Input
 
 FORMATS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "mxfp4", "int8", "int4")  # what is measured by default
 
@@ -50,15 +49,6 @@ class Format(NamedTuple):
     word: str
     encoding: Encoding
     container: str
-
-
-class Subject(NamedTuple):
-    """A tensor that is to be measured."""
-
-    source: Input
-    tensor: Tensor | None
-    nbytes: int
-    weights: NDArray[np.float32] | None
 
 
 def parse_format(word: str, container: str = "apsim") -> Format:
@@ -161,62 +151,9 @@ def quant_error(
     wanted = list(dict.fromkeys(parse_format(word, into) for word in words))
     if not wanted:
         raise ValueRefusedError("no format was given")
-    subjects, title = _subjects(model_or_tensor, tensors, weights or {})
+    subjects, title = subjects_of(model_or_tensor, tensors, weights or {})
     rows = _rows(subjects, wanted, sample, executor, progress)
     return ErrorTable(rows, title, [f.word for f in wanted], sample)
-
-
-def _subjects(x: Any, pattern: str | None, weights: Mapping[str, ArrayLike]) -> tuple[list[Subject], str]:
-    """The tensors, by name and in order, and what they are of."""
-    title, leaves = "", {}
-    if isinstance(x, ModelFile):
-        incomplete = next((f for f in x.findings if f.code == "incomplete"), None)
-        if incomplete is not None:
-            raise ModelFileError(x.path, incomplete.message, hint="all parts are needed to measure it")
-        aside = {name for affine in x.affine.values() for name in affine.companions}
-        title, leaves = x.path, {name: x[name] for name in x.columns.names if name not in aside}
-    elif isinstance(x, Tensor):
-        title, leaves = x.name, {x.name: x}
-    elif isinstance(x, (list, tuple)) and x and all(map(_is_number, x)):
-        raise ValueRefusedError(f"a {type(x).__name__} of numbers is no tensor; give numpy.array(…) of it")
-    elif isinstance(x, (Mapping, list, tuple)):
-        from ..tree_write import flatten
-
-        flat = flatten(x, identity)
-        title, leaves = "parameters", dict(flat.leaves)
-    else:
-        title, leaves = "array", {"array": x}
-    if pattern is not None:
-        match = glob(pattern)
-        leaves = {name: leaf for name, leaf in leaves.items() if match(name)}
-        if not leaves:
-            raise ValueRefusedError(f"no tensor matches {quote(pattern)}")
-    unknown = [name for name in weights if name not in leaves] if pattern is None else []
-    if unknown:
-        raise ValueRefusedError(f"weights are given for {quote(unknown[0])}, which is no tensor here")
-    return [_subject(name, leaf, weights.get(name)) for name, leaf in leaves.items()], title
-
-
-def _is_number(x: Any) -> bool:
-    """Whether it is a number or a nested sequence of numbers."""
-    if isinstance(x, (list, tuple)):
-        return bool(x) and all(map(_is_number, x))
-    return isinstance(x, (int, float, complex))
-
-
-def _subject(name: str, leaf: Any, weights: ArrayLike | None) -> Subject:
-    source, _, nbytes = to_input(name, leaf, name)
-    given = None
-    if weights is not None:
-        given = np.ascontiguousarray(weights, np.float32).reshape(-1)
-        shape = source.shape or (1,)
-        if given.size not in (shape[-1], prod(shape[:-2]) * shape[-1]) or not (given >= 0).all():
-            raise ValueRefusedError(
-                f"tensor {quote(name)}: weights are one number from 0 on for each of its {shape[-1]} columns"
-                f" (or for those of each matrix), got {given.size}"
-            )
-        given.flags.writeable = False
-    return Subject(source, leaf if isinstance(leaf, Tensor) else None, nbytes, given)
 
 
 def _choice(subject: Subject, fmt: Format) -> Choice:
