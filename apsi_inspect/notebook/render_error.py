@@ -42,7 +42,7 @@ def _share(value: float) -> str:
 _SHOWN: dict[str, tuple[str, Callable[[Any], Inline]]] = {
     "name": ("name", code),
     "format": ("format", lambda v: Text(v, "strong")),
-    "covered": ("in it", lambda v: "–" if isnan(v) else f"{100 * v:.3g} %"),
+    "covered": ("in it", lambda v: "–" if isnan(v) else f"{int(1000 * v) / 10:g} %"),  # 100 is all
     "bpw": ("bpw", lambda v: "–" if isnan(v) else f"{v:.2f}"),
     "nbytes": ("bytes", human_size),
     "sqnr_db": ("SQNR dB", _decibel),
