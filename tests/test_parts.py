@@ -117,6 +117,25 @@ def test_no_line_of_text_starts_with_a_files_words() -> None:
     assert not any(line.startswith("authentic") for line in to_text(part).splitlines())
 
 
+def test_elements_say_how_they_stand_without_the_style_sheet() -> None:
+    html = to_html(
+        Table([Column("name"), Column("size", "right"), Column("note", elastic=True)], [["a", "1", "b"]], "x")
+    )
+    html = re.sub("<style>.*?</style>", "", html)
+    assert '<caption style="text-align:left">x</caption>' in html
+    assert '<th scope="col" align="left">name</th><th scope="col" align="right">size</th>' in html
+    assert '<th scope="row" align="left" style="text-align:left">a</th><td align="right">1</td>' in html
+
+
+def test_what_comes_from_a_file_is_cut() -> None:
+    part = Table([Column("name")], [[Text("a" * 10**6 + "end", "code")]])
+    for shown in (to_html(part), to_text(part)):
+        assert len(shown) < 10_000
+        assert "…" in shown
+        assert "aend" in shown
+    assert len(to_text(Text("a" * 1000))) == 1000
+
+
 def test_colour_is_only_added() -> None:
     part = every_part("name")
     colored = to_text(part, color=True)
