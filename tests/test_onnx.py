@@ -389,3 +389,29 @@ def test_a_name_that_comes_again_and_again(tmp_path: Path) -> None:
     names = list(open_model(tmp_path / "m.onnx"))
     assert (names[:3], names[-1], len(names)) == (["w", "w~2", "w~3"], "w~20000", 20_000)
     assert time.process_time() - start < 10
+
+
+def test_a_million_small_nodes(tmp_path: Path) -> None:
+    """Nodes are counted in a time that grows with their number, a few microseconds each."""
+    n = 100_000
+    relu = b"\x0a\x0c\x0a\x01x\x12\x01y\x22\x04Relu"  # field 1, a NodeProto: input x, output y, op_type Relu
+    foreign = b"\x0a\x08\x22\x03Foo\x3a\x01d"  # op_type Foo, domain d
+
+    def opened(times: int) -> tuple[float, Any]:
+        body = (relu + foreign) * times
+        size, length = len(body), bytearray()
+        while size:
+            length.append(size & 0x7F | (0x80 if size > 0x7F else 0))
+            size >>= 7
+        path = tmp_path / f"{times}.onnx"
+        path.write_bytes(b"\x08\x08\x3a" + bytes(length) + body)
+        start = time.process_time()
+        model = open_model(path)
+        return time.process_time() - start, model.facts
+
+    small, _ = opened(n // 4)
+    large, facts = opened(n)
+    assert facts["nodes"] == 2 * n
+    assert facts["operators"] == f"Relu ×{n}, d.Foo ×{n}"
+    assert large < 12 * small + 1
+    assert large < 10

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 32
+_OWN = ("", "ai.onnx")  # the domain of ONNX itself
 MANY = 16  # numbers in a list attribute from which on it is listed as a tensor
 
 
@@ -228,32 +229,32 @@ class Graph:
                 self._add(found._replace(name=f"{name}.{part}"), scope, part)
 
     def _node(self, begin: int, end: int, scope: Scope, depth: int) -> None:
+        """A node: most are only counted, and nothing of them but the operator is read."""
         wire = self.wire
-        inputs: list[str] = []
-        outputs: list[str] = []
-        name = operator = domain = ""
+        named: list[tuple[int, int, int]] = []
         attributes: list[tuple[int, int]] = []
+        operator = domain = ""
         for number, kind, a, z in wire.fields(begin, end):
             if kind != BYTES:
                 continue
-            if number == 1:
-                inputs.append(wire.text(a, z))
-            elif number == 2:
-                outputs.append(wire.text(a, z))
-            elif number == 3:
-                name = wire.text(a, z)
-            elif number == 4:
+            if number == 4:
                 operator = wire.text(a, z)
+            elif number < 4:
+                named.append((number, a, z))
             elif number == 5:
                 attributes.append((a, z))
             elif number == 7:
                 domain = wire.text(a, z)
-        label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+        own = domain in _OWN
+        label = operator if own else f"{domain}.{operator}"
         self.operators[label] = self.operators.get(label, 0) + 1
-        node = Node(inputs, outputs, name, operator, domain, {})
+        if not attributes and not (own and operator in _QUANTIZED):  # most nodes
+            return
+        inputs, outputs, names = ([wire.text(a, z) for field, a, z in named if field == n] for n in (1, 2, 3))
+        node = Node(inputs, outputs, names[-1] if names else "", operator, domain, {})
         for a, z in attributes:
             self._attribute(a, z, node, scope, depth)
-        if domain in ("", "ai.onnx") and operator in _QUANTIZED:
+        if own and operator in _QUANTIZED:
             self.quantized += _quantized(node, scope)
 
     def _attribute(self, begin: int, end: int, node: Node, scope: Scope, depth: int) -> None:
@@ -261,7 +262,7 @@ class Graph:
         wire = self.wire
         fields = list(wire.fields(begin, end))
         name = next((wire.text(a, z) for number, kind, a, z in fields if number == 1 and kind == BYTES), "")
-        constant = node.kind == "Constant" and node.domain in ("", "ai.onnx")
+        constant = node.kind == "Constant" and node.domain in _OWN
         self.constants += constant
         own = node.outputs[0] if constant and node.outputs else ""
         path = own or f"{node.name or (node.outputs[0] if node.outputs else node.kind)}.{name}"

@@ -34,6 +34,10 @@ class Wire:
         """An error at a place of the file."""
         return ModelFileError(self.source.name, f"is not valid protobuf (ONNX): {reason} at byte {at}")
 
+    def beyond(self, length: int, at: int) -> ModelFileError:
+        """The error of a field that is longer than the message it is in."""
+        return self.fail(f"a field of {length} bytes reaches beyond its message (truncated?)", at)
+
     def _load(self, at: int) -> None:
         self._begin = at
         self._buffer = self.source.read_at(at, min(_WINDOW, self.source.size - at))
@@ -45,16 +49,28 @@ class Wire:
         """
         while at < end:
             offset = at - self._begin
-            if offset < 0 or offset + _LONGEST > len(self._buffer):
+            buffer = self._buffer
+            if offset < 0 or offset + _LONGEST > len(buffer):
                 self._load(at)
-                offset = 0
+                offset, buffer = 0, self._buffer
             self.count += 1
             if self.count > MAX_FIELDS:
                 raise self.fail(f"more than {MAX_FIELDS} fields", at)
-            tag, offset = self._varint(offset, at)
+            tag = buffer[offset]  # most numbers have one byte
+            offset += 1
+            if tag >= 0x80:
+                tag, offset = self._varint(offset - 1, at)
             number, kind = tag >> 3, tag & 7
             if not 0 < number < 1 << 29:
                 raise self.fail(f"field number {number}", at)
+            if kind == BYTES and offset < len(buffer) and (length := buffer[offset]) < 0x80:
+                begin = self._begin + offset + 1
+                following = begin + length
+                if following > end:
+                    raise self.beyond(length, at)
+                yield number, kind, begin, following
+                at = following
+                continue
             if kind == VARINT:
                 value, offset = self._varint(offset, at)
                 following = self._begin + offset
@@ -71,7 +87,7 @@ class Wire:
                 raise self.fail(f"wire type {kind}", at)
             begin = self._begin + offset
             if begin + length > end:
-                raise self.fail(f"a field of {length} bytes reaches beyond its message (truncated?)", at)
+                raise self.beyond(length, at)
             yield number, kind, begin, begin + length
             at = begin + length
 
@@ -102,7 +118,10 @@ class Wire:
         """A text field."""
         if end - begin > limit:
             raise self.fail(f"a text of {end - begin} bytes, at most {limit} are read", begin)
-        return self.read(begin, end).decode("utf-8", "replace")
+        offset = begin - self._begin
+        stop = end - self._begin
+        raw = self._buffer[offset:stop] if 0 <= offset and stop <= len(self._buffer) else self.read(begin, end)
+        return raw.decode("utf-8", "replace")
 
     def packed(self, begin: int, end: int, limit: int = 1 << 20) -> list[int]:
         """The numbers of a packed field of varints."""
