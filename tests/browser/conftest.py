@@ -44,8 +44,8 @@ def notebook(lab: Lab, context: BrowserContext) -> Iterator[Callable[..., Notebo
     """``notebook(name, cells)``: a notebook open in the browser, run to its end; nothing may go wrong in it."""
     opened = []
 
-    def make(name: str, cells: list[str], theme: str = "light", run: bool = True) -> Notebook:
-        page = lab_module.Notebook(lab, context, lab.write(f"{name}-{theme}.ipynb", cells), theme)
+    def make(name: str, cells: list[str], theme: str = "light", run: bool = True, html: str | None = None) -> Notebook:
+        page = lab_module.Notebook(lab, context, lab.write(f"{name}-{theme}.ipynb", cells, html), theme)
         opened.append(page)
         if run:
             page.run_all()

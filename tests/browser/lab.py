@@ -127,12 +127,15 @@ class Lab:
         """Settings of a plugin."""
         self.call("PUT", f"/lab/api/settings/{plugin}", {"raw": json.dumps(values)})
 
-    def write(self, name: str, cells: list[str]) -> Path:
-        """A notebook of code cells."""
+    def write(self, name: str, cells: list[str], html: str | None = None) -> Path:
+        """A notebook of code cells; `html` is the output of the last one, which nobody has trusted."""
         import nbformat
 
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells], metadata=kernel)
+        if html is not None:
+            shown = nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": "in words"})
+            notebook.cells[-1].outputs.append(shown)
         path = self.root / name
         nbformat.write(notebook, path)
         return path

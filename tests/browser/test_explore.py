@@ -183,3 +183,20 @@ def test_units_hostile_text_and_many_tensors(notebook: Make, lab: Lab) -> None:
     units.get_by_label("Show in").wait_for()
     units.get_by_text("dimension").first.wait_for()
     page.shot("units")
+
+
+def test_untrusted_output_reads_well(notebook: Make, lab: Lab) -> None:
+    """A notebook from elsewhere: JupyterLab drops the style sheet, and the tables are still tables."""
+    (path,) = ai.samples.write(lab.root, ["tiny-llama.gguf"])
+    page = notebook("untrusted", ["m"], run=False, html=ai.open(path)._repr_html_()).page
+    shown = page.locator(".jp-OutputArea-output")
+    shown.get_by_text("blk.0.attn_q.weight", exact=True).first.wait_for()
+    assert shown.locator("style, script").count() == 0
+    assert shown.get_by_text("GGUF carries neither digests nor a signature").count() == 1
+    assert shown.get_by_text("not-checked").first.is_visible()
+    row = shown.locator("tr", has_text="blk.0.attn_q.weight").first
+    aligned = [c.evaluate("e => getComputedStyle(e).textAlign") for c in row.locator("th, td").all()]
+    assert aligned[0] == "left"
+    assert aligned[-1] == "right"
+    if "APSI_SCREENSHOTS" in os.environ:
+        shown.first.screenshot(path=f"{os.environ['APSI_SCREENSHOTS']}/untrusted.png")
