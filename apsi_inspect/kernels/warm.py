@@ -100,10 +100,13 @@ def _errors() -> Iterator[Task]:
 
 
 def _others() -> Iterator[Task]:
-    from . import scan, stats
+    from . import pairs, scan, stats
 
     counters = _array(0, np.uint32)
     yield "stats.stats_f32", stats.stats_f32, (_array(0, np.float32, given=True), 0, 0, _array((0, 1), float), counters)
+    for f, i in ((np.float32, np.uint32), (np.float64, np.uint64)):
+        x, bits = _array(0, f, given=True), _array(0, i, given=True)
+        yield "pairs.unequal", pairs.unequal, (x, x, bits, bits)
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     yield "scan.safetensors_header", scan.safetensors_header, (header, 0, 4, [("F32", 1, 4)])
     yield "scan.gguf_tensors", scan.gguf_tensors, (b"", 0, 0, 0, [(1, 4)], 32)

@@ -3,18 +3,19 @@
 Contract: `measure` is a pure, picklable task; memory is bounded by a few pieces of `PIECE` elements (only where both
 tensors are .apsim ones with scales along other axes, or one of permuted rows, one of them is decoded as a whole). Both
 are decoded in logical space, in the GGUF's order of rows. Integers are compared as integers, complex values as pairs.
-`tests/test_compare.py` compares with NumPy in float64.
+`tests/test_compare.py` compares with NumPy in float64, `tests/test_pairs.py` what counts as equal.
 """
 
 from __future__ import annotations
 
+import threading
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .error_sums import ErrorSums, pair_sums
-from .inputs import ArrayInput, Input, ScaledInput, even_cuts, fill, input_of
+from .inputs import SCRATCH, ArrayInput, FileInput, Input, ScaledInput, even_cuts, fill, input_of
 from .roundings import coarser, explained, is_lossy, kind_of, rounding_of
 from .tasks import TensorSpec, tensor_of
 
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 
 _BYTES = 1 << 20  # that are read at a time
 PIECE = 1 << 18  # elements: on any machine the same, so that sums have the same bits
+
+
+class _Kept(threading.local):
+    """The buffers that one thread reads into: a set for each side and one for rounding, so that none is copied."""
+
+    def __init__(self) -> None:
+        self.sets: tuple[dict[str, NDArray[np.uint8]], ...] = ({}, {}, {})
+
+    def use(self, which: int) -> None:
+        """What is read from now on leaves the other sets alone."""
+        SCRATCH.buffers = self.sets[which]
+
+
+_KEPT = _Kept()
 
 
 class Measured(NamedTuple):
@@ -127,14 +142,14 @@ def _same_bytes(x: Tensor, y: Tensor) -> bool:
         return False
     if x.qparams is not None or y.qparams is not None:
         return False  # codes say nothing without their scales
-    u, v = np.empty(min(x.nbytes, _BYTES), np.uint8), np.empty(min(y.nbytes, _BYTES), np.uint8)
     if x.nbytes != y.nbytes:
         return False
+    u, v = bytearray(min(x.nbytes, _BYTES)), bytearray(min(x.nbytes, _BYTES))
     for i in range(0, x.nbytes, _BYTES):
         n = min(_BYTES, x.nbytes - i)
-        fill(x.source, x.offset + i, u[:n])
-        fill(y.source, y.offset + i, v[:n])
-        if not np.array_equal(u[:n], v[:n]):
+        fill(x.source, x.offset + i, np.frombuffer(u, np.uint8, n))
+        fill(y.source, y.offset + i, np.frombuffer(v, np.uint8, n))
+        if u != v:  # beyond n there is what was equal in the piece before
             return False
     return True
 
@@ -153,8 +168,7 @@ def _measure(x: Tensor, y: Tensor, layout: Layout | None) -> Measured:
     own: dict[str, ErrorSums | None] = dict.fromkeys(tries, ErrorSums())
     exact = dict.fromkeys(tries, True)
     for a, b in cuts:
-        u = np.array(_numbers(sides[0].read(a, b)))  # a copy: the other input uses the same buffer
-        v = _numbers(sides[1].read(a, b))
+        u, v = (_values(side, i, a, b) for i, side in enumerate(sides))
         unequal, sign = _unequal(u, v)
         differ, signs = differ + unequal, signs + sign
         fu, fv = _floats(u), _floats(v)
@@ -163,7 +177,7 @@ def _measure(x: Tensor, y: Tensor, layout: Layout | None) -> Measured:
             i = sums.max_at - a
             at_most = float(fu[i]), float(fv[i])
         total += sums
-        fv = np.array(fv) if tries else fv
+        _KEPT.use(2)
         for side, rounding in tries.items():
             exact[side] &= _step(rounding, (fu, fv), side, own, a, b, sums)
     best = next((side for side in "ba" if exact.get(side)), "")
@@ -231,6 +245,14 @@ def _cuts(sides: list[Input], tensors: tuple[Tensor, Tensor]) -> list[tuple[int,
     return even_cuts(tensors[0].numel, lcm(*sizes), PIECE)
 
 
+def _values(side: Input, which: int, a: int, b: int) -> NDArray[Any]:
+    """What a side has, until it is read again; float32 as it was read, not moved once more."""
+    _KEPT.use(which)
+    if isinstance(side, FileInput) and side.direct == "F32":
+        return side.stored(a, b).view(np.float32)
+    return _numbers(side.read(a, b))
+
+
 def _numbers(values: NDArray[Any]) -> NDArray[Any]:
     """Complex values as pairs of floats; the rest as it is."""
     if values.dtype.kind == "c":
@@ -246,6 +268,13 @@ def _floats(values: NDArray[Any]) -> NDArray[Any]:
 
 def _unequal(u: NDArray[Any], v: NDArray[Any]) -> tuple[int, int]:
     """How many elements differ, and how many zeros differ in their sign only."""
+    if u.dtype == v.dtype and u.dtype in (np.float32, np.float64):
+        from ..kernels.pairs import unequal
+
+        u, v = _given(u), _given(v)
+        bits = np.uint32 if u.dtype == np.float32 else np.uint64
+        differ, signs = unequal(u, v, u.view(bits), v.view(bits))
+        return int(differ), int(signs)
     if u.dtype == v.dtype and np.array_equal(u.view(np.uint8), v.view(np.uint8)):
         return 0, 0
     same = u == v
@@ -254,3 +283,10 @@ def _unequal(u: NDArray[Any], v: NDArray[Any]) -> tuple[int, int]:
     both_nan = np.isnan(u) & np.isnan(v)
     signs = same & (u == 0) & (np.signbit(u) != np.signbit(v))
     return int(same.size - np.count_nonzero(same | both_nan)), int(np.count_nonzero(signs))
+
+
+def _given(values: NDArray[Any]) -> NDArray[Any]:
+    """Read-only, aligned and in order, as kernels are compiled for."""
+    view = np.require(values, requirements=["C", "A"]).view()
+    view.flags.writeable = False
+    return view
