@@ -151,11 +151,24 @@ def test_verdicts() -> None:
         assert verdict(path) == "dangerous"
     for path in ("pkgutil.resolve_name", "functools.partial", "copyreg.extension 7", "math.__dict__.get"):
         assert verdict(path) == "dangerous"
+    for path in ("builtins.type", "builtins.type.mro", "torch.UntypedStorage.from_file", "torch.storage.io.open"):
+        assert verdict(path) == "dangerous"
+    for path in (
+        "torch._utils.torch.load",
+        "mine.io.open",
+        "torch.storage._TypedStorage._new_shared",
+        "a.torch.jit.load",
+    ):
+        assert verdict(path) == "dangerous"
+    for path in ("mine.io.Reader", "mine.torch.Net", "__torch__.net.Net"):
+        assert verdict(path) == "unknown"
+    assert verdict("__torch__.net.Net", script=True) == "known"
+    assert verdict("__torch__.os.system", script=True) == "dangerous"
     for path in ("omegaconf.listconfig.ListConfig", "__main__.Net", "math.floor", "builtins.len"):
         assert verdict(path) == "unknown"
     for path in ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "builtins.set"):
         assert verdict(path) == "allowed"
-    for path in ("argparse.Namespace", "numpy.core.multiarray.scalar", "uuid.UUID", "__torch__.net.Net"):
+    for path in ("argparse.Namespace", "numpy.core.multiarray.scalar", "uuid.UUID"):
         assert verdict(path) == "known"
     assert not ALLOWED & KNOWN
 

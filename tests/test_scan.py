@@ -309,3 +309,12 @@ def test_a_pickle_that_looks_like_safetensors(tmp_path: Path) -> None:
     length = 0x470280
     both = length.to_bytes(8, "little") + b"{" + b"xx0cos\nsystem\n(S'ls'\ntR." + bytes(length)
     assert scan(put(tmp_path, "m.safetensors", both)).verdict == "unsafe"
+
+
+def test_torchscript_classes_are_known_only_in_torchscript(tmp_path: Path) -> None:
+    pickled = b"\x80\x02c__torch__.net\nNet\n)\x81."
+    assert scan(put(tmp_path, "plain.pt", file(pickled))).verdict == "unknown"
+    assert scan(put(tmp_path, "m.pkl", pickled)).verdict == "unknown"
+    entries = [Entry("m/data.pkl", pickled), Entry("m/constants.pkl", b"\x80\x02)."), Entry("m/version", b"3")]
+    report = scan(put(tmp_path, "script.pt", archive(entries)))
+    assert {n.path: n.verdict for n in report.globals} == {"__torch__.net.Net": "known"}

@@ -155,11 +155,11 @@ DANGEROUS_MODULES = frozenset(
         "tensorflow.keras.models"
     ).split()
 )
-# builtins that are no type or constant
+# builtins that are no plain type or constant; `type` makes classes
 _BUILTINS = frozenset(
     (
         "eval exec execfile compile getattr setattr delattr open file apply breakpoint __import__ reload input globals "
-        "locals vars map filter memoryview help exit quit print __build_class__"
+        "locals vars type map filter memoryview help exit quit print __build_class__"
     ).split()
 )
 
@@ -168,8 +168,15 @@ _BUILTINS = frozenset(
 _MODULES_WITHIN = frozenset("os sys subprocess posix nt builtins importlib shutil socket ctypes pickle".split())
 
 
-def verdict(path: str) -> str:
-    """``"allowed"``, ``"known"``, ``"dangerous"`` or ``"unknown"``, of a dotted name."""
+_LIBRARIES = ("io", "numpy", "pandas", "torch")  # modules that have harmless names as well
+_OPENERS = frozenset("open open_code FileIO".split())  # of io
+
+
+def verdict(path: str, script: bool = False) -> str:
+    """``"allowed"``, ``"known"``, ``"dangerous"`` or ``"unknown"``, of a dotted name.
+
+    `script`: the pickle is one of a TorchScript archive, which has the code of its ``__torch__`` classes.
+    """
     if path in ALLOWED:
         return "allowed"
     if path in KNOWN:
@@ -180,11 +187,23 @@ def verdict(path: str) -> str:
     if parts[0] == "builtins" and _BUILTINS.intersection(parts[1:]):
         return "dangerous"
     below = any(".".join(parts[:i]) in DANGEROUS_MODULES for i in range(1, min(len(parts), 64) + 1))
-    # a name reached through attributes (Protocol 4: "module", "name.__globals__.get") is no plain import
-    inner = any((p.startswith("__") and p.endswith("__")) or p.lstrip("_") in _MODULES_WITHIN for p in parts[1:])
-    if below or inner or (parts[0] == "pathlib" and len(parts) > 2):  # a method of a path
+    if below or _through(parts) or (parts[0] == "pathlib" and len(parts) > 2):  # a method of a path
         return "dangerous"
-    return "known" if parts[0] == "__torch__" else "unknown"  # a class whose TorchScript code is in the archive
+    return "known" if script and parts[0] == "__torch__" else "unknown"
+
+
+def _through(parts: list[str]) -> bool:
+    """Whether a name is reached through attributes (Protocol 4: "module", "name.__globals__.get"): no plain import."""
+    if any((p.startswith("__") and p.endswith("__")) or p.lstrip("_") in _MODULES_WITHIN for p in parts[1:]):
+        return True
+    if parts[0] == "torch" and any(p in STORAGES or p.endswith("TypedStorage") for p in parts[1:-1]):
+        return True  # torch.UntypedStorage.from_file
+    tails = [parts[i : i + 4] for i in range(1, min(len(parts), 64)) if parts[i] in _LIBRARIES]  # x.torch.jit.load
+    return any(
+        (tail[0] == "io" and not _OPENERS.isdisjoint(tail[1:2]))
+        or any(".".join(tail[:n]) in DANGEROUS_MODULES for n in (2, 3, 4))
+        for tail in tails
+    )
 
 
 def storage_of(module: str, name: str) -> str | None:

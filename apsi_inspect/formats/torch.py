@@ -261,11 +261,12 @@ def finish(
     for machine in machines:
         for path, n in machine.globals.items():
             counts[path] = counts.get(path, 0) + n
-    findings = [*findings, *_skipped(counts, walk), *_remarks(walk, placed)]
+    script = str(facts.get("container")).endswith("TorchScript")
+    findings = [*findings, *_skipped(counts, walk, script), *_remarks(walk, placed)]
     facts |= {"storages": placed.storages, "storage bytes": placed.storage_bytes} | placed.facts
-    script = [path for path in counts if path.startswith("__torch__")]
-    if script:
-        facts["TorchScript classes"] = len(script)
+    classes = [path for path in counts if path.startswith("__torch__")]
+    if classes:
+        facts["TorchScript classes"] = len(classes)
     model = ModelFile(
         source.name,
         "pytorch",
@@ -281,12 +282,13 @@ def finish(
     return Loaded(model, root, walk)
 
 
-def _skipped(counts: Mapping[str, int], walk: Walk) -> list[Finding]:
-    """What the pickle asks for beyond tensors and plain values."""
+def _skipped(counts: Mapping[str, int], walk: Walk, script: bool) -> list[Finding]:
+    """What the pickle asks for beyond tensors and plain values; `script`: of a TorchScript archive."""
+    expected = ("__torch__.", "torch.jit._pickle.") if script else ("torch.jit._pickle.",)
     made: dict[str, list[str]] = {"known": [], "unknown": []}
     for path, n in counts.items():
-        kind = verdict(path)
-        if kind in made and not path.startswith(("__torch__", "torch.jit._pickle.")):
+        kind = verdict(path, script)
+        if kind in made and not path.startswith(expected):
             made[kind].append(f"{quote(path, 120)[1:-1]} ×{walk.classes.get(path, n)}")
     out = []
     if made["unknown"]:

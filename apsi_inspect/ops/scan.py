@@ -88,6 +88,7 @@ class _Scanner:
 
     def __init__(self) -> None:
         self.seen = Seen()
+        self.script = False  # inside of a TorchScript archive
 
     def unread(self, where: str, reason: str) -> None:
         """Something that could not be read: the verdict is no longer safe."""
@@ -224,6 +225,7 @@ class _Scanner:
             self.unread(where, str(exc))
             return
         pickles = [n.removesuffix("data.pkl") for n in members if n == "data.pkl" or n.endswith("/data.pkl")]
+        self.script = any(f"{root}constants.pkl" in members for root in pickles)
         for member in members.values():
             tensor_bytes = any(member.name.startswith(f"{root}data/") for root in pickles)
             if not tensor_bytes and not member.name.endswith(("/", ".npy")):
@@ -319,7 +321,7 @@ class _Scanner:
         for reason in dict.fromkeys(machine.computed):
             self.seen.add(Finding("error", "computed", f"{where}: {reason}" if where else reason))
         for path, n in machine.globals.items():
-            self.seen.name(path, n, verdict_of(path), where)
+            self.seen.name(path, n, verdict_of(path, self.script), where)
 
 
 def _follows(source: ByteSource) -> bool:
