@@ -93,7 +93,7 @@ def _tree(part: Tree) -> str:
 
 
 def _grid(part: Table | Tree, rows: Sequence[tuple[int, Sequence[Inline]]]) -> str:
-    heads = [' align="right"' if c.align == "right" else ' align="left"' for c in part.columns]
+    heads = [_RIGHT if c.align == "right" else ' align="left"' if i else _LEFT for i, c in enumerate(part.columns)]
     marks = [_RIGHT if c.align == "right" else ' class="e"' if c.elastic else "" for c in part.columns]
     head = "".join(f'<th scope="col"{m}>{escape(c.label)}</th>' for m, c in zip(heads, part.columns, strict=True))
     head = f"<thead><tr>{head}</tr></thead>" if any(c.label for c in part.columns) else ""
