@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apsi_inspect.errors import ModelFileError, UnknownFormatError
+from apsi_inspect.formats.base import load_json
+from apsi_inspect.formats.pickle_nodes import Call, Global, Persistent
+from apsi_inspect.formats.torch_values import TensorError, describe
 from apsi_inspect.ops.open import open as open_model
 from apsi_inspect.ops.scan import scan
 from apsi_inspect.ops.torch import Skipped, torch_load
@@ -122,3 +126,38 @@ def test_sets_of_pickle_itself(tmp_path: Path) -> None:
         (tmp_path / "m.pkl").write_bytes(pickle.dumps({"s": {1, 2, 3}, "f": frozenset("ab")}, protocol))
         loaded = torch_load(tmp_path / "m.pkl")
         assert loaded == {"s": {1, 2, 3}, "f": frozenset("ab")}
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("dtype", ["i1", "<f4", ">f4", "c16", "?"])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (0, 3), (5, 1)])
+def test_arrays_in_fortran_order(protocol: int, dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.asfortranarray(np.arange(np.prod(shape)).reshape(shape).astype(dtype))
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps({"a": array}, protocol))
+    found = open_model(tmp_path / "m.pkl")["a"].numpy()
+    assert found.shape == shape
+    assert np.array_equal(found, array)
+
+
+def test_safetensors_are_named_as_such(tmp_path: Path) -> None:
+    """A header of 0x0280 bytes begins like a pickle of protocol 2."""
+    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.ljust(0x280)
+    path = tmp_path / "model.bin"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(UnknownFormatError, match="is a safetensors file"):
+        torch_load(path)
+
+
+@pytest.mark.parametrize("scale", ["float", "huge"])
+def test_a_quantizer_with_an_absurd_scale(scale: str) -> None:
+    value = 1 << 2000 if scale == "huge" else "x"
+    store = Persistent(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 1))
+    quantizer = (Global("torch", "per_tensor_affine"), value, 0)
+    args = (store, 0, (1,), (1,), quantizer)
+    with pytest.raises(TensorError, match="scale and zero point are missing or absurd"):
+        describe(Call(Global("torch._utils", "_rebuild_qtensor"), args))
+
+
+def test_an_integer_of_thousands_of_digits() -> None:
+    with pytest.raises(ModelFileError, match=r"the header is not valid JSON: an integer of thousands of digits$"):
+        load_json('{"a": ' + "1" * 5000 + "}", "f", "the header")

@@ -70,7 +70,8 @@ def load_json(text: str, source_name: str, what: str, **hooks: Any) -> Any:
     except json.JSONDecodeError as exc:
         raise ModelFileError(source_name, f"{what} is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except ValueError as exc:  # NaN, and integers of thousands of digits
-        raise ModelFileError(source_name, f"{what} is not valid JSON: {exc}") from None
+        reason = "an integer of thousands of digits" if "digits" in str(exc) else str(exc)
+        raise ModelFileError(source_name, f"{what} is not valid JSON: {reason}") from None
 
 
 class PausedGC:

@@ -73,7 +73,7 @@ class Walk:
         if self._joined > 4 * MAX_NAMES:
             raise ModelFileError(self.file, "the names in its pickle are too long")
         if depth > MAX_DEPTH:
-            raise ModelFileError(self.file, f"its pickle is nested deeper than {MAX_DEPTH}")
+            raise ModelFileError(self.file, f"its pickle is nested deeper than {MAX_DEPTH} (or it contains itself)")
         if isinstance(node, Call):
             self._call(node, name, depth)
         elif isinstance(node, Dict):

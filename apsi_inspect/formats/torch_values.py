@@ -222,6 +222,9 @@ def _quantized(store: Any, start: Any, size: Any, stride: Any, quantizer: Any, *
         return found._replace(quantizer=(float(args[0]), args[1], None))
     if scheme.startswith("per_channel") and len(args) >= 3 and is_int(args[2]) and args[2] < len(found.shape):
         return found._replace(quantizer=(args[0], args[1], args[2]))
+    if scheme.startswith(("per_tensor", "per_channel")):
+        what = "scale and zero point" if scheme.startswith("per_tensor") else "scales, zero points and axis"
+        raise TensorError(f"is quantized ({quote(scheme)}), but its {what} are missing or absurd")
     raise TensorError(f"is quantized in a way that is not known: {quote(scheme)}")
 
 
@@ -275,9 +278,19 @@ def _ndarray(node: Call) -> Description | None:
             return Absent("NumPy array without its state")
         _, size, dtype, fortran, data = node.state[:5]
     kind, shape = numpy_dtype(dtype), _ints(size, "sizes")
-    if kind is not None and fortran and len(shape) > 1:
-        return Absent("NumPy array in Fortran order, which is not read")
     raw = None if kind is None else raw_bytes(data)
     if kind is None or raw is None:
         return Absent("NumPy array of objects or of a dtype that is not read")
+    if fortran and len(shape) > 1:
+        raw = _row_by_row(raw, shape)
     return Inline(kind[0], shape, raw, kind[1])
+
+
+def _row_by_row(raw: bytes, shape: tuple[int, ...]) -> bytes:
+    """Column-major values in row-major order; bytes that do not fit the shape as they are (refused where placed)."""
+    numel = prod(shape)
+    if not numel or not raw or len(raw) % numel or len(raw) // numel not in (1, 2, 4, 8, 16):
+        return raw
+    import numpy as np
+
+    return np.frombuffer(raw, f"V{len(raw) // numel}").reshape(shape, order="F").tobytes("C")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import MissingPackageError, ModelFileError, UnknownFormatError, ValueRefusedError, quote
 from ..formats import sharded
 from ..formats.pickle_nodes import Call, Dict, Global, Persistent
+from ..formats.safetensors import sniff as is_safetensors
 from ..formats.torch import load, sniff
 from ..formats.torch_plain import LISTS, constant, container, plain
 from ..formats.torch_tree import MAX_DEPTH, key_text
@@ -77,6 +78,9 @@ def torch_load(path: str | os.PathLike[str], framework: str = "numpy") -> Any:
         _torch()
     source = source_of(path)
     head = source.read_at(0, min(512, source.size))
+    if is_safetensors(head, source.size):  # whose first bytes, a length, may look like a pickle's
+        source.close()
+        raise UnknownFormatError(source.name, "is a safetensors file, not PyTorch", hint="use load_safetensors")
     if sniff(head, source.size):
         try:
             return _build(load(source), made)
@@ -148,7 +152,9 @@ class _Builder:
             if id(node) not in self.built:
                 self.depth += 1
                 if self.depth > MAX_DEPTH:
-                    raise ModelFileError(self.loaded.model.path, f"its pickle is nested deeper than {MAX_DEPTH}")
+                    raise ModelFileError(
+                        self.loaded.model.path, f"its pickle is nested deeper than {MAX_DEPTH} (or it contains itself)"
+                    )
                 self.built[id(node)] = self._make(node)
                 self.depth -= 1
             return self.built[id(node)]
