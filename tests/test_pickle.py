@@ -115,6 +115,7 @@ BROKEN = {
     "mark as a value": (b"\x80\x02(\x85.", "empty stack"),
     "not UTF-8": (b"\x80\x02X\x01\x00\x00\x00\xff.", "UTF-8"),
     "no integer": (b"Iabc\n.", "no integer"),
+    "5000 digits": (b"I" + b"1" * 5000 + b"\n.", "integer of 5000 digits"),
     "no float": (b"Fabc\n.", "no float"),
     "no quotes": (b"Sabc\n.", "quotes"),
     "wrong escape": (b"S'\\x1'\n.", "escape"),

@@ -68,6 +68,8 @@ def _decimal(m: Machine, raw: bytes) -> int:
     try:
         return int(raw)
     except ValueError:
+        if raw.strip().lstrip(b"-+").isdigit():
+            raise m.fail(f"pickle has an integer of {len(raw)} digits, which Python does not read either") from None
         raise m.fail(f"pickle is invalid: {quote(raw[:40].decode('latin-1'))} is no integer") from None
 
 
