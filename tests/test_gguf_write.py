@@ -543,3 +543,9 @@ def test_what_llama_cpp_would_not_load_is_said(tmp_path: Path) -> None:
     assert {f.code for f in report.findings} == {"long-name", "rank", "nested-array", "no-architecture"}
     assert "n" * 70 in ai.open(path)
     assert c_loader(path) == [None]
+
+
+@pytest.mark.parametrize("known", [None, "INT32", "FLOAT32", "BOOL"])
+def test_integers_of_thousands_of_digits(known: str | None) -> None:
+    with pytest.raises(ValueRefusedError, match="integer of 16610 bits"):  # 5000 · log2(10) = 16609.6
+        infer(10**5000, known)

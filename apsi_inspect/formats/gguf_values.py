@@ -111,6 +111,12 @@ def _numpy_scalar(value: np.generic, where: str) -> Value:
     return Value(kind, float(value) if kind == "FLOAT32" else value.item())
 
 
+def _digits(value: Any) -> str:
+    """A refused value in a message; Python writes no integer of more than 4300 digits."""
+    huge = isinstance(value, int) and value.bit_length() > 4096
+    return f"an integer of {value.bit_length()} bits" if huge else str(value)[:40]
+
+
 def _int_kind(value: int, where: str) -> str:
     for kind, low, high in (
         ("UINT32", 0, 1 << 32),
@@ -120,7 +126,7 @@ def _int_kind(value: int, where: str) -> str:
     ):
         if low <= value < high:
             return kind
-    raise ValueRefusedError(f"{where}: {str(value)[:40]} does not fit 64 bits")
+    raise ValueRefusedError(f"{where}: {_digits(value)} does not fit 64 bits")
 
 
 def _fits32(value: float) -> bool:
@@ -142,16 +148,16 @@ def _as(kind: str, value: Any, where: str) -> Any:
     if kind in ("FLOAT32", "FLOAT64") and (is_int or isinstance(value, float)):
         try:
             struct.pack("<f" if kind == "FLOAT32" else "<d", value)
-        except OverflowError:
-            raise ValueRefusedError(f"{where} is {kind}; {value!r} is too large for it") from None
+        except (OverflowError, struct.error):  # the latter of integers that no float64 holds
+            raise ValueRefusedError(f"{where} is {kind}; {_digits(value)} is too large for it") from None
         return float(value)
     if kind in CODES and kind[0] in "UI" and is_int:
         try:
             struct.pack("<" + CODES[kind][1], value)
         except struct.error:
-            raise ValueRefusedError(f"{where} is {kind}; {str(value)[:40]} is outside its range") from None
+            raise ValueRefusedError(f"{where} is {kind}; {_digits(value)} is outside its range") from None
         return value
-    raise ValueRefusedError(f"{where} is {kind}; {type(value).__name__} {quote(str(value), 40)} is not")
+    raise ValueRefusedError(f"{where} is {kind}; {type(value).__name__} {quote(_digits(value), 40)} is not")
 
 
 def _items(value: Any, known: str | None, where: str) -> Items:
