@@ -20,13 +20,13 @@ def unequal(x, y, u, v):
 
     `x` and `y` are floats of one width, `u` and `v` their bits. Bits that differ in equal numbers are a zero's sign.
     """
-    differ, signs = 0, 0
+    differ, signs = np.int64(0), np.int64(0)
     for a in range(0, x.size, SEGMENT):
         some, few = U32(0), U32(0)
         for i in range(a, min(x.size, a + SEGMENT)):
             p, q = x[i], y[i]
             some = U32(some + U32((p != q) & ((p == p) | (q == q))))
             few = U32(few + U32((p == q) & (u[i] != v[i])))
-        differ += some
-        signs += few
+        differ += np.int64(some)
+        signs += np.int64(few)
     return differ, signs

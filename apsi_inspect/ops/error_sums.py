@@ -77,10 +77,11 @@ class ErrorSums:
         """The sums of so many times as many pairs of the same kind: what a sample stands for."""
         if factor == 1:
             return self
-        sums = (self.squares, self.x_squares, self.y_squares)
         return ErrorSums(
             round(self.n * factor),
-            *(s * factor for s in sums),
+            self.squares * factor,
+            self.x_squares * factor,
+            self.y_squares * factor,
             self.max_abs,
             self.max_at,
             self.zeroed * factor,
