@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ValueRefusedError, visible
+from ..listing import plural
 from .plots_drawing import BLUE, INK, ORANGE, SIZE, SMALL, Plot, decibels, drawable, empty, g, labels, legend, new
 from .plots_tables import Heat, front, heat, totals_of
 
@@ -66,7 +67,7 @@ def error_vs_size(errors: Any) -> Plot:
     legend(ax, "lower right")
     labels(ax, _BITS, _DB)
     said = "; ".join(f"{visible(w, 40)} {bits:.2f} bits, {decibels(db)}" for w, bits, db in points)
-    figure.alt = f"Scatter of {len(points)} formats, bits per weight and SQNR over all tensors as converted: {said}."
+    figure.alt = f"Scatter of {plural(len(points), 'format')}, bits per weight and SQNR over all tensors as converted: {said}."
     return figure
 
 
