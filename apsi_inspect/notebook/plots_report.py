@@ -67,7 +67,8 @@ def error_vs_size(errors: Any) -> Plot:
     legend(ax, "lower right")
     labels(ax, _BITS, _DB)
     said = "; ".join(f"{visible(w, 40)} {bits:.2f} bits, {decibels(db)}" for w, bits, db in points)
-    figure.alt = f"Scatter of {plural(len(points), 'format')}, bits per weight and SQNR over all tensors as converted: {said}."
+    what = f"Scatter of {plural(len(points), 'format')}"
+    figure.alt = f"{what}, bits per weight and SQNR over all tensors as converted: {said}."
     return figure
 
 
