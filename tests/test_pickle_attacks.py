@@ -274,7 +274,7 @@ WRONG = {
             b"ctorch\nper_tensor_affine\n\x8a\xff" + b"\x7f" * 255 + b"K\x00\x87",
             b"\x89N",
         ),
-        "not known",
+        "missing or absurd",
     ),
     "quantized without a scheme": (
         rebuild("_rebuild_qtensor", storage("0", 16, "QInt8Storage"), integer(0), numbers([4]), numbers([1]), b")"),

@@ -206,7 +206,7 @@ def test_extension_and_strangers(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(handmade.safetensors([("w", "F32", [1], bytes(4))]))
     with open_model(tmp_path / "m.pt") as model:
         assert model.format == "safetensors"
-    with pytest.raises(UnknownFormatError, match="no PyTorch file"):
+    with pytest.raises(UnknownFormatError, match="is a safetensors file, not PyTorch"):
         torch_load(tmp_path / "m.pt")
     (tmp_path / "m.pt").write_bytes(archive([Entry("a/readme.txt", b"hello")]))
     with pytest.raises(UnknownFormatError, match=r"no data\.pkl"):
