@@ -13,7 +13,7 @@ import pytest
 
 import apsi_inspect as ai
 from apsi_inspect.errors import ModelFileError
-from apsi_inspect.notebook.audit import FUNCTIONS
+from apsi_inspect.notebook.audit_code import FUNCTIONS
 
 SCRIPT = """\
 import os

@@ -17,7 +17,8 @@ import apsi_inspect as ai
 from apsi_inspect.display import Displayable
 from apsi_inspect.integrity.check import Damage
 from apsi_inspect.model import Finding
-from apsi_inspect.notebook.audit import AuditReport, Use
+from apsi_inspect.notebook.audit import AuditReport
+from apsi_inspect.notebook.audit_code import Use
 from apsi_inspect.ops.changes import ConversionReport, KeyChange, TensorChange
 from apsi_inspect.ops.comparison import Comparison, KeyDifference
 from apsi_inspect.ops.error_table import ErrorTable
