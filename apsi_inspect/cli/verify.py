@@ -11,6 +11,7 @@ import sys
 from ..errors import ApsiError, ValueRefusedError, visible
 from ..remote_url import masked
 from .documents import show, unreadable
+from .info import say
 from .workers import add_worker_arguments, executor_of
 
 TYPE_CHECKING = False
@@ -110,9 +111,9 @@ def _run(args: argparse.Namespace, key: bool | bytes | str | None, executor: Exe
             return 2
         except (ApsiError, OSError) as exc:
             sys.stdout.flush()
-            print(f"apsi: {_say(path, exc)}", file=sys.stderr)
+            print(f"apsi: {say(path, exc)}", file=sys.stderr)
             if args.json:
-                documents.append(unreadable(path, _say(path, exc)))
+                documents.append(unreadable(path, say(path, exc)))
             code = 3
             continue
         code = max(code, 3 if report.status == "incomplete" else 0 if report.ok else 1)
@@ -122,12 +123,6 @@ def _run(args: argparse.Namespace, key: bool | bytes | str | None, executor: Exe
     if args.json:
         show(documents, args.paths)
     return code
-
-
-def _say(path: str, exc: ApsiError | OSError) -> str:
-    if isinstance(exc, OSError) and exc.strerror and not isinstance(exc, ApsiError):
-        return f"{visible(masked(path))}: {exc.strerror}"
-    return str(exc)
 
 
 def _check(path: str, key: bool | bytes | str | None, full: bool, executor: Executor | None) -> Report:

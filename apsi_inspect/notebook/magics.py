@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import contextmanager
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
@@ -27,6 +28,7 @@ from .side_by_side import SideBySide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from IPython.core.completer import CompletionContext
@@ -78,13 +80,20 @@ class ApsiMagics(Magics):
             paths += [unquote(shell.var_expand(x)) for x in map(str.strip, cell.splitlines()) if x and x[0] != "#"]
         if not paths:
             raise UsageError("which file? %apsi_info PATH")
-        try:
+        with one_line_errors():
             models = [open_model(os.path.expanduser(p)) for p in paths]
             return None if silenced(self.shell, line) else _result(models, args, cell is not None)
-        except ApsiError as exc:
-            raise UsageError(str(exc)) from exc
-        except OSError as exc:
-            raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Errors of ours and of the operating system become IPython's `UsageError`, which shows without a traceback."""
+    try:
+        yield
+    except ApsiError as exc:
+        raise UsageError(str(exc)) from exc
+    except OSError as exc:
+        raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
 
 
 def _result(models: list[ModelFile], args: Any, cell: bool) -> Any:

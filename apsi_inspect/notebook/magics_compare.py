@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from ..errors import ApsiError, visible
-from .magics import silenced, split
+from .magics import one_line_errors, silenced, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +41,7 @@ class CompareMagics(Magics):
         if "--help" in words:
             return print(self.apsi_compare.parser.format_help())
         args = self.apsi_compare.parser.parse_args(words)
-        try:
+        with one_line_errors():
             found = compare(*(os.path.expanduser(p) for p in (args.a, args.b)), tensors=args.tensors)
-        except ApsiError as exc:
-            raise UsageError(str(exc)) from exc
-        except OSError as exc:
-            raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
         found = found.without_metadata() if args.plain else found
         return None if silenced(self.shell, line) else found

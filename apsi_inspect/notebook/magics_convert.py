@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from ..errors import ApsiError, visible
-from .magics import silenced, split
+from .magics import one_line_errors, silenced, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,12 +48,8 @@ class ConvertMagics(Magics):
             return print(self.apsi_convert.parser.format_help())
         args = self.apsi_convert.parser.parse_args(words)
         block = int(args.block) if args.block and args.block.isdecimal() else args.block
-        try:
+        with one_line_errors():
             report = _convert(args, block)
-        except ApsiError as exc:
-            raise UsageError(str(exc)) from exc
-        except OSError as exc:
-            raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
         return None if silenced(self.shell, line) else report
 
 

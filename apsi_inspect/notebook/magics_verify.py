@@ -15,8 +15,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from ..errors import ApsiError, visible
-from .magics import one_path, silenced, split
+from ..errors import visible
+from .magics import one_line_errors, one_path, silenced, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ class VerifyMagics(Magics):
         paths = one_path(args.path)
         if not paths:
             raise UsageError("which file? %apsi_verify PATH")
-        try:
+        with one_line_errors():
             report = _verify(os.path.expanduser(paths[0]), _key(args), args.full)
-        except ApsiError as exc:
-            raise UsageError(str(exc)) from exc
-        except OSError as exc:
-            raise UsageError(f"{visible(str(exc.filename))}: {exc.strerror or exc}") from exc
         return None if silenced(self.shell, line) else report
 
 
